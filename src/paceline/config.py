@@ -1,0 +1,156 @@
+"""Frozen settings of an engine. Each field's comment is its documentation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from paceline.errors import ConfigError
+
+DType = Literal["auto", "float32", "bfloat16"]
+Engine = Literal["auto", "torch"]
+Rule = Literal["coupled", "rejection", "block", "typical"]
+Method = Literal["none", "auto", "ngram", "draft_model"]
+
+
+_READ_BY: dict[str, tuple[str, ...]] = {  # options that only some methods or rules read
+    "max_ngram": ("ngram", "auto"),
+    "min_ngram": ("ngram", "auto"),
+    "model": ("draft_model",),
+    "kv_cache_memory": ("draft_model",),
+    "typical_epsilon": ("typical",),
+    "typical_alpha": ("typical",),
+}
+
+
+def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raises ConfigError, listing the choices, unless value is one of them."""
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
+
+
+def at_least(name: str, value: object, minimum: int) -> None:
+    """Raises ConfigError unless value is an integer >= minimum."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise ConfigError(f"{name} must be an integer >= {minimum}; got {value!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The paged K/V cache."""
+
+    block_size: int = 16  # tokens of a block, a power of two
+    kv_cache_memory: int | None = (
+        None  # bytes; None = a quarter of the free memory, at most what max_num_seqs full contexts need
+    )
+    prefix_caching: bool = True  # reuse full blocks whose token prefix was computed before
+
+    def __post_init__(self) -> None:
+        at_least("block_size", self.block_size, 1)
+        if self.block_size & (self.block_size - 1):
+            below = 1 << (self.block_size.bit_length() - 1)
+            raise ConfigError(f"block_size must be a power of two; got {self.block_size}. Try {below} or {2 * below}.")
+        if self.kv_cache_memory is not None:
+            at_least("kv_cache_memory", self.kv_cache_memory, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Who gets into a step."""
+
+    max_num_seqs: int = 16  # sequences that run at once
+    max_num_batched_tokens: int = 512  # tokens of one pass; longer prompts are computed in chunks
+
+    def __post_init__(self) -> None:
+        at_least("max_num_seqs", self.max_num_seqs, 1)
+        at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """What drafts, how much, and which rule verifies. `parse` reads the JSON of --speculation."""
+
+    method: Method = "ngram"
+    num_speculative_tokens: int = 5  # nodes of a draft at most
+    verification: Rule = "coupled"  # the first three are lossless; typical is not
+    max_ngram: int = 4  # ngram: longest suffix that is looked up
+    min_ngram: int = 2  # ngram: shortest
+    model: str | None = None  # draft_model: catalog name, folder, GGUF file or hub id
+    kv_cache_memory: int | None = None  # draft_model: bytes of its own K/V cache
+    typical_epsilon: float = 0.3  # typical: absolute threshold
+    typical_alpha: float = 0.09  # typical: entropy-scaled threshold
+
+    def __post_init__(self) -> None:
+        one_of("method", self.method, get_args(Method))
+        one_of("verification", self.verification, get_args(Rule))
+        at_least("num_speculative_tokens", self.num_speculative_tokens, 1)
+        at_least("min_ngram", self.min_ngram, 1)
+        at_least("max_ngram", self.max_ngram, self.min_ngram)
+        if self.method == "draft_model" and not self.model:
+            raise ConfigError('method "draft_model" needs "model": a catalog name, folder, GGUF file or hub id.')
+        for name in ("typical_epsilon", "typical_alpha"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 < value <= 1:
+                raise ConfigError(f"{name} must be in (0, 1]; got {value!r}.")
+
+    @classmethod
+    def parse(cls, value: str | Mapping[str, Any] | SpeculationConfig | None) -> SpeculationConfig:
+        """From "none", "auto", a method's name, JSON text, or a mapping such as {"method": "ngram"}.
+
+        Raises ConfigError for text that is not JSON, and for an unknown method or key.
+        """
+        if isinstance(value, SpeculationConfig):
+            return value
+        if value is None:
+            return cls(method="none")
+        if isinstance(value, str):
+            text = value.strip()
+            if text.startswith("{"):
+                try:
+                    value = json.loads(text)
+                except json.JSONDecodeError as error:
+                    raise ConfigError(
+                        f'speculation is not valid JSON ({error}). Try \'{{"method": "ngram"}}\'.'
+                    ) from error
+            else:
+                value = {"method": text}
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"speculation must be a name or a JSON object; got {value!r}.")
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(value) - known)
+        if unknown:
+            raise ConfigError(f"speculation has no option {unknown[0]!r}; it has {', '.join(sorted(known))}.")
+        config = cls(**value)
+        for key in value:
+            readers = _READ_BY.get(key)
+            if readers and config.method not in readers and config.verification not in readers:
+                raise ConfigError(
+                    f"{key} is read by {' and '.join(readers)} only; {config.method!r} would ignore it: drop it."
+                )
+        return config
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is built from, but for the model's name."""
+
+    engine: Engine = "auto"  # what runs the passes; torch is the only one so far
+    dtype: DType = "auto"  # of weights and K/V; auto = float32 on a CPU, where speculation stays id for id equal
+    device: str = "cpu"  # any torch device
+    max_model_len: int | None = (
+        None  # tokens a sequence may hold; None = the model's context, or less if the K/V budget is less
+    )
+    num_threads: int | None = None  # CPU threads of a pass; None = the cores this process may use
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculation: SpeculationConfig = field(default_factory=lambda: SpeculationConfig(method="none"))
+
+    def __post_init__(self) -> None:
+        one_of("engine", self.engine, get_args(Engine))
+        one_of("dtype", self.dtype, get_args(DType))
+        if self.max_model_len is not None:
+            at_least("max_model_len", self.max_model_len, 2)
+        if self.num_threads is not None:
+            at_least("num_threads", self.num_threads, 1)

@@ -1,0 +1,67 @@
+"""Every error that Paceline raises on purpose.
+
+    PacelineError
+    ├── ConfigError             a value in a config, in SamplingParams or on the command line (also a ValueError)
+    ├── PromptError             a prompt that cannot be run: empty, or beyond the context (also a ValueError)
+    ├── ModelError              a model that cannot be had or read
+    │   ├── UnknownModelError       no such name, folder or file
+    │   ├── DownloadError           the source did not answer, or no disk space was left
+    │   ├── ChecksumError           what arrived is not what was expected
+    │   ├── CorruptFileError        a weights or tokenizer file that is truncated or malformed
+    │   └── UnsupportedModelError   an architecture, tensor type or option that Paceline does not implement
+    ├── DraftMismatchError      a drafter that does not fit the target
+    ├── CacheError              a KV budget in which not even one request fits
+    └── MissingDependencyError  an optional package that is not installed
+
+Each message is one line: the value, the rule, the remedy. The command line prints it and exits with code 2.
+"""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """Base of all errors that Paceline raises on purpose."""
+
+
+class ConfigError(PacelineError, ValueError):
+    """A value that breaks a rule of a config, of SamplingParams or of the command line."""
+
+
+class PromptError(PacelineError, ValueError):
+    """A prompt that cannot be run."""
+
+
+class ModelError(PacelineError):
+    """A model that cannot be had or read."""
+
+
+class UnknownModelError(ModelError):
+    """No catalog name, folder, file or hub id of that name."""
+
+
+class DownloadError(ModelError):
+    """The source did not answer, or no disk space was left."""
+
+
+class ChecksumError(ModelError):
+    """A file whose SHA-256 is not the expected one."""
+
+
+class CorruptFileError(ModelError):
+    """A weights or tokenizer file that is truncated or malformed."""
+
+
+class UnsupportedModelError(ModelError):
+    """An architecture, tensor type or option that Paceline does not implement."""
+
+
+class DraftMismatchError(PacelineError):
+    """A drafter that does not fit the target: another vocabulary, tokenizer or width."""
+
+
+class CacheError(PacelineError):
+    """A KV budget in which not even one request fits."""
+
+
+class MissingDependencyError(PacelineError):
+    """An optional package that is not installed; the message names the extra that brings it."""

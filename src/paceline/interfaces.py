@@ -1,0 +1,105 @@
+"""The whole extension surface: what a runner, a drafter, a verifier and a controller promise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from paceline.types import Draft, ForwardBatch, ForwardOutput, RequestView, RowSampling, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The paged K/V pool that a runner holds. Slot s is place s % block_size of block s // block_size."""
+
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+
+
+class Runner(Protocol):
+    """A model with its K/V pool. Target and draft models are both runners."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that one sequence may hold: the context the model was trained for, or the user's lower limit."""
+        ...
+
+    @property
+    def kv(self) -> KVLayout: ...
+
+    def forward(self, batch: ForwardBatch, sampling: RowSampling | None = None) -> ForwardOutput:
+        """One pass. Writes K/V of every token to its slot; samples the wanted rows, or returns logits if sampling is None."""
+        ...
+
+    def move(self, src_slots: np.ndarray, dst_slots: np.ndarray) -> None:
+        """Copies K/V between slots [K] int64; all sources are read before any destination is written."""
+        ...
+
+
+class Noise(Protocol):
+    """The random words of one request and choice (design.md section 4). Stateless: any word in any order."""
+
+    def uniforms(self, *, position: int, purpose: int, attempt: int, vocab_size: int) -> np.ndarray:
+        """u in (0, 1) of every token: [V] float64."""
+        ...
+
+    def uniform(self, *, position: int, purpose: int, attempt: int) -> float:
+        """One u in (0, 1), the word of token 0: a coin."""
+        ...
+
+
+class Drafter(Protocol):
+    """Guesses what comes next. Cannot alter the text, only how fast it comes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def hidden_layers(self) -> tuple[int | str, ...]:
+        """Layers of the target whose hidden states `observe` wants."""
+        ...
+
+    def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
+        """One draft of at most budgets[i] >= 1 nodes for each view, or None where there is nothing to guess."""
+        ...
+
+    def observe(self, views: Sequence[RequestView], verdicts: Sequence[Verdict | None], hidden: dict) -> None:
+        """Told of each step: views as they were before it, and what became of their drafts."""
+        ...
+
+    def release(self, request_id: str) -> None:
+        """The request is over, or preempted: forget what was kept for it."""
+        ...
+
+
+class Verifier(Protocol):
+    """Decides which nodes of a draft are kept, and which token follows them."""
+
+    lossless: bool  # the emitted tokens follow the target's law exactly
+    needs_laws: bool  # rows are laws [N+1, V] float64 rather than sampled tokens [N+1]
+    chains_only: bool  # drafts must be trees of width one
+
+    def verify(self, draft: Draft, rows: np.ndarray, noise: Noise, *, position: int, attempt: int) -> Verdict:
+        """Row 0 belongs to the root, row i + 1 to node i. `position` is the index of the first token to be decided."""
+        ...
+
+
+class Controller(Protocol):
+    """Decides how many nodes each request may draft in a step."""
+
+    def plan(self, views: Sequence[RequestView], limits: Sequence[int]) -> list[int]:
+        """Nodes for each request, at most its limit; 0 = decode plainly."""
+        ...
+
+    def observe(
+        self, views: Sequence[RequestView], drafts: Sequence[Draft | None], verdicts: Sequence[Verdict | None]
+    ) -> None:
+        """Told what became of each draft."""
+        ...

@@ -1,0 +1,331 @@
+"""The values that the parts of Paceline hand to each other.
+
+Shapes: T tokens of a pass, M rows whose logits are wanted, N nodes of a draft, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from paceline.errors import ConfigError
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen, and where it ends. Frozen; the defaults are greedy.
+
+    Raises ConfigError, naming the field, for a value outside its rule.
+    """
+
+    temperature: float = 0.0  # 0 = greedy; otherwise logits are divided by it
+    top_k: int = 0  # keep the k most likely tokens; 0 = all
+    top_p: float = 1.0  # keep the smallest set of tokens that holds this probability
+    min_p: float = 0.0  # drop tokens less likely than min_p times the likeliest
+    repetition_penalty: float = 1.0  # over prompt and output: positive logits divided, negative multiplied
+    presence_penalty: float = 0.0  # over output: subtracted once from each token present
+    frequency_penalty: float = 0.0  # over output: subtracted once per occurrence
+    logit_bias: dict[int, float] = field(default_factory=dict)  # token id -> added to its logit, -100..100
+    allowed_token_ids: tuple[int, ...] | None = None  # only these tokens can be sampled
+    banned_token_ids: tuple[int, ...] = ()  # these tokens can never be sampled
+    min_tokens: int = 0  # no end-of-text or stop token before this many output tokens
+    max_tokens: int = 256  # output tokens at most
+    stop: tuple[str, ...] = ()  # output ends before the first of these strings
+    stop_token_ids: tuple[int, ...] = ()  # output ends with the first of these tokens
+    ignore_eos: bool = False  # go on past the model's end-of-text tokens
+    seed: int | None = None  # 64 bits; None = fresh random bits, recorded in the output
+    n: int = 1  # choices per prompt
+    logprobs: int | None = None  # report the emitted token's raw log-probability and the top N; None = off
+    prompt_logprobs: int | None = None  # the same for each prompt token
+    skip_special_tokens: bool = True  # leave special tokens out of the text
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids", "banned_token_ids"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, (str, int)) else tuple(value or ()))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        _require(
+            _finite(self.temperature) and self.temperature >= 0, self, "temperature", "a number >= 0", "0 is greedy"
+        )
+        _require(_whole(self.top_k) and self.top_k >= 0, self, "top_k", "an integer >= 0", "0 keeps all tokens")
+        _require(_finite(self.top_p) and 0 < self.top_p <= 1, self, "top_p", "in (0, 1]", "1 keeps all tokens")
+        _require(_finite(self.min_p) and 0 <= self.min_p <= 1, self, "min_p", "in [0, 1]", "0 switches it off")
+        _require(
+            _finite(self.repetition_penalty) and self.repetition_penalty > 0,
+            self, "repetition_penalty", "a number > 0", "1 switches it off",
+        )  # fmt: skip
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(_finite(value) and -2 <= value <= 2, self, name, "in [-2, 2]", "0 switches it off")
+        _require(
+            all(_whole(t) and _finite(b) and -100 <= b <= 100 for t, b in self.logit_bias.items()),
+            self, "logit_bias", "a map of token id to a bias in [-100, 100]", "ban a token with banned_token_ids",
+        )  # fmt: skip
+        _require(
+            self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
+            self, "allowed_token_ids", "None or at least one id", "None allows all tokens",
+        )  # fmt: skip
+        _require(_whole(self.max_tokens) and self.max_tokens >= 1, self, "max_tokens", "an integer >= 1", "try 256")
+        _require(
+            _whole(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens,
+            self, "min_tokens", "an integer in 0..max_tokens", "raise max_tokens or lower min_tokens",
+        )  # fmt: skip
+        _require(
+            all(isinstance(s, str) and s for s in self.stop), self, "stop", "non-empty strings", "drop the empty one"
+        )
+        _require(
+            self.seed is None or (_whole(self.seed) and 0 <= self.seed < 2**64),
+            self, "seed", "an integer in 0..2^64-1, or None", "leave it out for a random one",
+        )  # fmt: skip
+        _require(_whole(self.n) and 1 <= self.n <= 128, self, "n", "an integer in 1..128", "1 is one choice")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(value is None or (_whole(value) and 0 <= value <= 100), self, name, "None or in 0..100", "try 5")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _require(holds: bool, owner: object, name: str, rule: str, remedy: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} must be {rule}; got {getattr(owner, name)!r}: {remedy}.")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLaw:
+    """The law q that each node of a chain was sampled from.
+
+    probs [N, K] float64, each row sums to 1; ids [K] the target's token ids of the columns, None = 0..V-1.
+    """
+
+    probs: np.ndarray
+    ids: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A proposal for one request: a token tree. The root (the last known token) is not in it."""
+
+    token_ids: np.ndarray  # [N] int32, parents before children
+    parents: np.ndarray  # [N] int32, index of the parent node, -1 = root
+    law: DraftLaw | None = None  # what the nodes were sampled from; None = deterministic
+    confidence: np.ndarray | None = None  # [N] estimate that a node is accepted once its parent is
+    source: str = ""  # the drafter's name
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        return bool(np.array_equal(self.parents, np.arange(-1, len(self.parents) - 1)))
+
+    @classmethod
+    def chain(cls, token_ids: np.ndarray | list[int], *, source: str, law: DraftLaw | None = None) -> Draft:
+        """A tree of width one over token_ids [N]."""
+        ids = np.asarray(token_ids, dtype=np.int32)
+        return cls(token_ids=ids, parents=np.arange(-1, len(ids) - 1, dtype=np.int32), law=law, source=source)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verification made of one draft."""
+
+    path: tuple[int, ...]  # indices of the accepted nodes, root side first
+    final_token: int  # the target's own token after the path
+    kind: Literal["recovered", "bonus"]  # bonus: the path ended at a leaf; recovered: the draft had more
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustments:
+    """Sparse changes to the raw logits of M rows, in rows of a CSR layout.
+
+    Row i changes tokens ids[offsets[i]:offsets[i+1]] (no id twice in a row), in this order:
+    z += bias (-inf bans); z = z / scale if z > 0 else z * scale; z -= penalty.
+    """
+
+    offsets: np.ndarray  # [M+1] int32
+    ids: np.ndarray  # [K] int32
+    bias: np.ndarray  # [K] float32
+    scale: np.ndarray  # [K] float32, the repetition penalty, 1 = none
+    penalty: np.ndarray  # [K] float32, presence + frequency * count
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How each of the M logits rows of a pass is sampled. A row's token depends on this and its logits alone."""
+
+    temperature: np.ndarray  # [M] float32, 0 = greedy
+    top_k: np.ndarray  # [M] int32, 0 = all
+    top_p: np.ndarray  # [M] float32
+    min_p: np.ndarray  # [M] float32
+    seed: np.ndarray  # [M] uint64
+    stream: np.ndarray  # [M] uint32, the choice among n
+    position: np.ndarray  # [M] uint32, index in the sequence of the token being sampled
+    purpose: np.ndarray  # [M] uint32, noise purpose | attempt << 3 (design.md section 4)
+    adjustments: Adjustments | None = None
+    allowed: np.ndarray | None = None  # [M, ceil(V/8)] uint8 bit masks, little-endian bits; None = all allowed
+    num_logprobs: int | None = None  # report raw log-probabilities: of the row's token, and the top N
+    logprob_ids: np.ndarray | None = None  # [M] int32 token to report on instead of the sampled one; -1 = sampled
+    want_logits: bool = False  # also return the raw logits
+    want_laws: bool = False  # also return the laws after all processors
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Raw log-probabilities (before any processor) of M rows."""
+
+    token: np.ndarray  # [M] float32, of the row's token
+    rank: np.ndarray  # [M] int32, 1 = likeliest; ties count as not ahead
+    top_ids: np.ndarray  # [M, N] int32, best first, lowest id first among ties
+    top: np.ndarray  # [M, N] float32
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One packed pass: the tokens of R requests one after another, without padding.
+
+    Request r owns tokens query_starts[r]:query_starts[r+1]. The key with index j < context_lengths[r] lives in slot
+    block_tables[r][j // block_size] * block_size + j % block_size; the i-th own token of this pass has key index
+    context_lengths[r] + i and is written to slots[...] before attention reads it.
+    """
+
+    token_ids: np.ndarray  # [T] int32
+    positions: np.ndarray  # [T] int32, RoPE position; depth-based for tree nodes
+    slots: np.ndarray  # [T] int64, KV slot of each token
+    query_starts: np.ndarray  # [R+1] int32
+    context_lengths: np.ndarray  # [R] int32, keys in the cache before this pass
+    block_tables: list[np.ndarray]  # R arrays of int32 block ids that cover context and own tokens
+    ancestors: list[np.ndarray | None]  # R times [n, n] bool, row i sees own token j (itself included); None = causal
+    logit_rows: np.ndarray  # [M] int32, indices into the T tokens
+    hidden_layers: tuple[int | str, ...] = ()  # i = entering layer i, L = leaving the last, "final" = after the norm
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """What a pass returns for its M wanted rows; a part that was not asked for is None."""
+
+    token_ids: np.ndarray | None = None  # [M] int32, the sampled tokens
+    logits: np.ndarray | None = None  # [M, V] float32, raw
+    laws: np.ndarray | None = None  # [M, V] float64, after all processors
+    logprobs: Logprobs | None = None
+    hidden: dict[int | str, object] = field(default_factory=dict)  # layer -> [T, d], the runner's own array type
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What a drafter may know of a request. token_ids is a read-only view: copy what must outlive the call."""
+
+    request_id: str
+    token_ids: np.ndarray  # [known] int32, prompt and output
+    prompt_length: int
+    params: SamplingParams
+    seed: int
+    stream: int
+    attempt: int  # the request's speculative steps so far
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Raw log-probability of one token of a prompt or an output."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 = likeliest
+    top: tuple[tuple[int, float], ...]  # (token id, log-probability), best first
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One choice of one request."""
+
+    index: int  # the choice among n
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None  # None while it is running
+    stop_reason: int | str | None = None  # the stop token or string that ended it
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    origins: tuple[str, ...] = ()  # one a token: "accepted", "recovered", "bonus", or "plain" (no draft was there)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationMetrics:
+    """Counters of speculation over some steps. Root and final token are not counted as drafted or accepted."""
+
+    num_drafts: int = 0  # target steps that verified a draft
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: tuple[int, ...] = ()  # drafts whose position i was accepted
+    num_steps: int = 0  # target steps that emitted tokens, drafted or not
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """1 + accepted / steps: tokens that one target pass yields."""
+        return 1.0 + self.num_accepted_tokens / self.num_steps if self.num_steps else 1.0
+
+    def __add__(self, other: SpeculationMetrics) -> SpeculationMetrics:
+        mine, theirs = self.num_accepted_tokens_per_pos, other.num_accepted_tokens_per_pos
+        width = max(len(mine), len(theirs))
+        per_pos = tuple(a + b for a, b in zip(_pad(mine, width), _pad(theirs, width), strict=True))
+        return SpeculationMetrics(
+            self.num_drafts + other.num_drafts,
+            self.num_draft_tokens + other.num_draft_tokens,
+            self.num_accepted_tokens + other.num_accepted_tokens,
+            per_pos,
+            self.num_steps + other.num_steps,
+        )
+
+
+def _pad(values: tuple[int, ...], width: int) -> tuple[int, ...]:
+    return values + (0,) * (width - len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What a request has produced so far, or in the end."""
+
+    request_id: str
+    prompt: str | None  # None when token ids were given
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[Completion, ...]
+    seed: int  # the seed in force, also when none was given
+    finished: bool
+    lossless: bool  # False when a lossy verification rule was in force
+    reproducible: bool  # True when the same seed gives the same text whatever the drafter does
+    metrics: SpeculationMetrics
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # None for the first token, which has no row
+    num_cached_tokens: int = 0  # prompt tokens whose K/V came from the prefix cache
+    prefill_seconds: float = 0.0  # from the first scheduled step to the first output token
+    decode_seconds: float = 0.0  # from the first output token to the last
+
+    @property
+    def text(self) -> str:
+        """Text of the first choice."""
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Output token ids of the first choice."""
+        return self.outputs[0].token_ids
