@@ -42,6 +42,7 @@ class SamplingParams:
     logprobs: int | None = None  # report the emitted token's raw log-probability and the top N; None = off
     prompt_logprobs: int | None = None  # the same for each prompt token
     skip_special_tokens: bool = True  # leave special tokens out of the text
+    speculation: bool = True  # False = decode this request plainly, whatever the engine's drafter
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "banned_token_ids"):
@@ -300,6 +301,17 @@ class SpeculationMetrics:
 
 def _pad(values: tuple[int, ...], width: int) -> tuple[int, ...]:
     return values + (0,) * (width - len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step added to one choice of a streamed request."""
+
+    index: int  # the choice among n
+    text: str  # whole characters only; may be empty
+    token_ids: tuple[int, ...]
+    origins: tuple[str, ...]  # as in Completion
+    output: RequestOutput | None = None  # the whole result, on the last delta of the request
 
 
 @dataclass(frozen=True, slots=True)
