@@ -78,7 +78,7 @@ CATALOG: dict[str, CatalogEntry] = {
                 for n in range(1, 5)
             ),
             sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            size_bytes=0,
+            size_bytes=253_113_024,
             licence="Gemma terms",
         ),
     )
