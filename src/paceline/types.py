@@ -307,6 +307,7 @@ def _pad(values: tuple[int, ...], width: int) -> tuple[int, ...]:
 class Delta:
     """What one step added to one choice of a streamed request."""
 
+    request_id: str
     index: int  # the choice among n
     text: str  # whole characters only; may be empty
     token_ids: tuple[int, ...]

@@ -1,0 +1,301 @@
+"""The decode engine: one step schedules, drafts, computes, verifies and commits."""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+
+from paceline.cache.manager import CacheManager
+from paceline.config import CacheConfig, SchedulerConfig
+from paceline.engine import outcome
+from paceline.engine.packing import Rows, pack
+from paceline.engine.request import Request, Sequence
+from paceline.engine.scheduler import ScheduledSequence, Scheduler
+from paceline.errors import ConfigError, DraftMismatchError, PromptError
+from paceline.interfaces import Controller, Drafter, Runner, Verifier
+from paceline.sampling.noise import PhiloxNoise
+from paceline.types import Delta, Draft, ForwardOutput, RequestView, SamplingParams, Verdict
+
+
+class Engine:
+    """Runs requests on a target model, with a drafter in front of it or without.
+
+    The text of a request is a function of (target weights, prompt, sampling parameters, seed) alone when the verifier
+    is `coupled`: drafter, draft length, batch and scheduling cannot alter it. `step` is the whole algorithm.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        tokenizer,
+        verifier: Verifier,
+        drafter: Drafter | None = None,
+        controller: Controller | None = None,
+        max_draft_tokens: int = 0,
+        scheduler: SchedulerConfig | None = None,
+        cache: CacheConfig | None = None,
+    ) -> None:
+        self.runner = runner
+        self.tokenizer = tokenizer
+        self.verifier = verifier
+        self.drafter = drafter
+        self.controller = controller
+        prefix_caching = (cache or CacheConfig()).prefix_caching
+        self.cache = CacheManager(
+            num_blocks=runner.kv.num_blocks, block_size=runner.kv.block_size, prefix_caching=prefix_caching
+        )
+        self.scheduler = Scheduler(
+            scheduler or SchedulerConfig(),
+            self.cache,
+            max_model_len=runner.max_model_len,
+            max_draft_tokens=max_draft_tokens if drafter is not None else 0,
+        )
+        self._requests: dict[str, Request] = {}
+        self._num_requests = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    def add_request(
+        self,
+        prompt_token_ids: list[int] | np.ndarray,
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        stream: bool = False,
+    ) -> str:
+        """Queues a request and returns its id.
+
+        Raises PromptError for a prompt that is empty, beyond the context or holds unknown token ids, and ConfigError
+        for parameters that name tokens outside the vocabulary.
+        """
+        self._check_prompt(prompt_token_ids)
+        self._check_params(params)
+        self._num_requests += 1
+        request = Request(
+            str(self._num_requests),
+            np.asarray(prompt_token_ids, dtype=np.int32),
+            params,
+            seed=secrets.randbits(64) if params.seed is None else int(params.seed),
+            tokenizer=self.tokenizer,
+            eos_ids=self.tokenizer.eos_ids,
+            vocab_size=self.runner.vocab_size,
+            prompt=prompt,
+            stream=stream,
+        )
+        self._requests[request.id] = request
+        for sequence in request.sequences:
+            self.scheduler.add(sequence)
+        return request.id
+
+    def abort(self, request_id: str) -> Delta | None:
+        """Cancels a request between two steps; what it has produced is in the delta. None if it is not running."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        for sequence in request.sequences:
+            if sequence.finish_reason is None:
+                sequence.finish_reason = "abort"
+                if sequence.detokenizer is not None:
+                    sequence.detokenizer.close()
+                self._leave(sequence)
+        return self._last_delta(request.sequences[0], token_ids=[])
+
+    def step(self) -> list[Delta]:
+        """One target pass. Returns what it added to streamed requests, and the last delta of every finished one."""
+        plan = self._schedule()
+        try:
+            drafts = self._propose(plan)
+            output, rows = self._forward(plan, drafts)
+            verdicts = self._verify(plan, drafts, output, rows)
+            return self._commit(plan, drafts, verdicts, output, rows)
+        finally:
+            self.scheduler.roll_back(plan)
+
+    def check_integrity(self) -> None:
+        """Recounts the cache and what each sequence says of it. Raises AssertionError if anything is off."""
+        self.cache.check_integrity()
+        for sequence in self.scheduler.running:
+            held = len(self.cache.block_table(sequence.id)) * self.cache.block_size
+            assert sequence.num_computed <= held, (
+                f"{sequence.id}: {sequence.num_computed} tokens computed, {held} slots held"
+            )
+            assert sequence.num_computed < len(sequence.tokens), f"{sequence.id}: nothing pending"
+        for sequence in self.scheduler.waiting:
+            assert sequence.num_computed == 0, (
+                f"{sequence.id} waits, but counts {sequence.num_computed} computed tokens"
+            )
+
+    def _schedule(self) -> list[ScheduledSequence]:
+        plan, preempted = self.scheduler.schedule()
+        for sequence in preempted:
+            self._release_draft(sequence)
+        return plan
+
+    def _propose(self, plan: list[ScheduledSequence]) -> list[Draft | None]:
+        """The controller's budgets, the drafter's trees: one draft or None for each part of the plan."""
+        drafts: list[Draft | None] = [None] * len(plan)
+        indices = [i for i, part in enumerate(plan) if part.draft_limit > 0]
+        if self.drafter is None or self.controller is None or not indices:
+            return drafts
+        views = [plan[i].sequence.view() for i in indices]
+        budgets = self.controller.plan(views, [plan[i].draft_limit for i in indices])
+        chosen = [k for k, budget in enumerate(budgets) if budget > 0]
+        proposals = self.drafter.propose([views[k] for k in chosen], [budgets[k] for k in chosen])
+        for k, draft in zip(chosen, proposals, strict=True):
+            if draft is not None and len(draft):
+                self._check_draft(draft, budgets[k])
+                drafts[indices[k]] = draft
+            if draft is None or len(draft) < budgets[k]:
+                plan[indices[k]].sequence.lengths_fixed = False
+        return drafts
+
+    def _forward(self, plan: list[ScheduledSequence], drafts: list[Draft | None]) -> tuple[ForwardOutput, list[Rows]]:
+        copies = [copy for part in plan for copy in part.copies]
+        if copies:
+            self._copy_blocks(copies)
+        batch, sampling, rows = pack(
+            plan,
+            drafts,
+            self.cache,
+            want_laws=self.verifier.needs_laws,
+            hidden_layers=self.drafter.hidden_layers if self.drafter is not None else (),
+        )
+        return self.runner.forward(batch, sampling), rows
+
+    def _verify(
+        self, plan: list[ScheduledSequence], drafts: list[Draft | None], output: ForwardOutput, rows: list[Rows]
+    ) -> list[Verdict | None]:
+        """Which nodes are kept, and the token after them; None for prompts that are not through."""
+        verdicts: list[Verdict | None] = []
+        values = output.laws if self.verifier.needs_laws else output.token_ids
+        for part, draft, where in zip(plan, drafts, rows, strict=True):
+            if not part.samples:
+                verdicts.append(None)
+            elif draft is None:
+                assert output.token_ids is not None
+                verdicts.append(Verdict((), int(output.token_ids[where.sample.start]), "bonus"))
+            else:
+                assert values is not None
+                sequence = part.sequence
+                verdicts.append(
+                    self.verifier.verify(
+                        draft,
+                        values[where.sample],
+                        PhiloxNoise(sequence.request.seed, sequence.index),
+                        position=len(sequence.tokens),
+                        attempt=sequence.speculation.steps,
+                    )
+                )
+        return verdicts
+
+    def _commit(
+        self,
+        plan: list[ScheduledSequence],
+        drafts: list[Draft | None],
+        verdicts: list[Verdict | None],
+        output: ForwardOutput,
+        rows: list[Rows],
+    ) -> list[Delta]:
+        """Tokens appended up to their stop, accepted K/V moved into place, metrics counted."""
+        self._observe(plan, drafts, verdicts, output)
+        deltas: list[Delta] = []
+        for part, draft, verdict, where in zip(plan, drafts, verdicts, rows, strict=True):
+            sequence = part.sequence
+            outcome.note_prompt_logprobs(sequence, output, where)
+            if verdict is None:
+                sequence.num_computed += part.num_tokens
+                continue
+            self._move_path(sequence, verdict.path, first_node=sequence.num_computed + part.num_tokens)
+            token_ids = outcome.extend(
+                part, draft, verdict, output=output, rows=where, max_model_len=self.runner.max_model_len
+            )
+            if sequence.finish_reason is not None:
+                self._leave(sequence)
+            if sequence.request.finished:
+                deltas.append(self._last_delta(sequence, token_ids=token_ids))
+            elif sequence.request.stream:
+                deltas.append(_delta(sequence, token_ids))
+        return deltas
+
+    def _observe(self, plan, drafts, verdicts, output: ForwardOutput) -> None:
+        if self.drafter is None or self.controller is None:
+            return
+        views: list[RequestView] = [part.sequence.view() for part in plan]
+        self.controller.observe(views, drafts, verdicts)
+        self.drafter.observe(views, verdicts, output.hidden)
+
+    def _move_path(self, sequence: Sequence, path: tuple[int, ...], *, first_node: int) -> None:
+        """Accepted nodes take the key indices that plain decoding would have given them."""
+        if all(node == index for index, node in enumerate(path)):
+            return
+        slots = self.cache.slots(sequence.id, first_node, max(path) + 1)
+        self.runner.move(slots[list(path)], slots[: len(path)])
+
+    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
+        places = np.arange(self.cache.block_size, dtype=np.int64)
+        src, dst = np.array(copies, dtype=np.int64).T[:, :, None] * self.cache.block_size + places
+        self.runner.move(src.ravel(), dst.ravel())
+
+    def _leave(self, sequence: Sequence) -> None:
+        """A finished or cancelled sequence gives back its blocks; its full blocks stay findable until evicted."""
+        if sequence in self.scheduler.running:
+            self.cache.commit(sequence.id, sequence.tokens.view(), sequence.num_computed)
+        self.scheduler.remove(sequence)
+        self._release_draft(sequence)
+
+    def _release_draft(self, sequence: Sequence) -> None:
+        if self.drafter is not None:
+            self.drafter.release(sequence.id)
+
+    def _last_delta(self, sequence: Sequence, *, token_ids: list[int]) -> Delta:
+        request = sequence.request
+        self._requests.pop(request.id, None)
+        output = request.output(lossless=self.verifier.lossless, coupled=not self.verifier.needs_laws)
+        return _delta(sequence, token_ids, output=output)
+
+    def _check_draft(self, draft: Draft, budget: int) -> None:
+        name = self.drafter.name if self.drafter is not None else ""
+        if len(draft) > budget:
+            raise DraftMismatchError(f"drafter {name!r} proposed {len(draft)} nodes where {budget} were allowed.")
+        if draft.token_ids.min() < 0 or draft.token_ids.max() >= self.runner.vocab_size:
+            raise DraftMismatchError(
+                f"drafter {name!r} proposed a token outside the target's {self.runner.vocab_size}."
+            )
+        if self.verifier.chains_only and not draft.is_chain:
+            raise DraftMismatchError(
+                f"drafter {name!r} proposed a tree; this verification rule takes chains: use coupled."
+            )
+
+    def _check_prompt(self, prompt_token_ids: list[int] | np.ndarray) -> None:
+        length, limit = len(prompt_token_ids), self.runner.max_model_len
+        if length == 0:
+            raise PromptError("the prompt is empty: give at least one token.")
+        if length >= limit:
+            raise PromptError(
+                f"the prompt has {length} tokens, but a sequence may hold {limit} with at least one of output: "
+                "shorten it, or raise max_model_len or kv_cache_memory if the model allows more."
+            )
+        for token_id in (min(prompt_token_ids), max(prompt_token_ids)):
+            if not 0 <= token_id < self.runner.vocab_size:
+                raise PromptError(f"token id {token_id} is outside the vocabulary of {self.runner.vocab_size}.")
+
+    def _check_params(self, params: SamplingParams) -> None:
+        named = [
+            *params.logit_bias,
+            *params.banned_token_ids,
+            *params.stop_token_ids,
+            *(params.allowed_token_ids or ()),
+        ]
+        for token_id in named:
+            if not 0 <= token_id < self.runner.vocab_size:
+                raise ConfigError(f"token id {token_id} is outside the vocabulary of {self.runner.vocab_size}.")
+
+
+def _delta(sequence: Sequence, token_ids: list[int], *, output=None) -> Delta:
+    text = sequence.detokenizer.take() if sequence.detokenizer is not None else ""
+    origins = tuple(sequence.origins[len(sequence.origins) - len(token_ids) :])
+    return Delta(sequence.request.id, sequence.index, text, tuple(token_ids), origins, output)

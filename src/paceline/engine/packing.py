@@ -1,0 +1,180 @@
+"""From a plan and its drafts to one packed pass, and back to each sequence's rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.cache.manager import CacheManager
+from paceline.engine.request import Sequence
+from paceline.engine.scheduler import ScheduledSequence
+from paceline.sampling.noise import TARGET
+from paceline.sampling.processors import pack_adjustments
+from paceline.types import Adjustments, Draft, ForwardBatch, RowSampling
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where one sequence's logits rows stand among the M rows of the pass."""
+
+    prompt: slice  # one a prompt token whose log-probability is wanted
+    sample: slice  # the root's row, then one a draft node; empty while the prompt is not through
+
+    @property
+    def count(self) -> int:
+        return self.sample.stop - self.prompt.start
+
+
+def pack(
+    plan: list[ScheduledSequence],
+    drafts: list[Draft | None],
+    cache: CacheManager,
+    *,
+    want_laws: bool,
+    hidden_layers: tuple[int | str, ...] = (),
+) -> tuple[ForwardBatch, RowSampling | None, list[Rows]]:
+    """Pending tokens and draft nodes of all sequences, one sequence after another."""
+    token_ids, positions, slots, logit_rows = [], [], [], []
+    context_lengths, query_starts, ancestors, rows = [], [0], [], []
+    row_start = 0
+    for part, draft in zip(plan, drafts, strict=True):
+        sequence = part.sequence
+        start, end = sequence.num_computed, sequence.num_computed + part.num_tokens
+        num_nodes = len(draft) if draft is not None else 0
+        token_ids.append(sequence.tokens.view()[start:end])
+        positions.append(np.arange(start, end, dtype=np.int32))
+        ancestors.append(None)
+        if draft is not None:
+            depths = node_depths(draft)
+            token_ids.append(draft.token_ids)
+            positions.append(depths + (end - 1))
+            if not draft.is_chain:
+                ancestors[-1] = ancestor_mask(draft, num_before=part.num_tokens)
+        slots.append(cache.slots(sequence.id, start, part.num_tokens + num_nodes))
+        context_lengths.append(start)
+        first, first_prompt_row = query_starts[-1], _first_prompt_row(sequence, start)
+        last_prompt_row = min(end, sequence.prompt_length - 1) if sequence.wants_prompt_rows else first_prompt_row
+        num_prompt_rows = max(0, last_prompt_row - first_prompt_row)
+        num_sample_rows = 1 + num_nodes if part.samples else 0
+        if num_prompt_rows:
+            at = first + first_prompt_row - start
+            logit_rows.append(np.arange(at, at + num_prompt_rows))
+        if num_sample_rows:
+            at = first + part.num_tokens - 1
+            logit_rows.append(np.arange(at, at + num_sample_rows))
+        split = row_start + num_prompt_rows
+        rows.append(Rows(slice(row_start, split), slice(split, split + num_sample_rows)))
+        row_start = split + num_sample_rows
+        query_starts.append(first + part.num_tokens + num_nodes)
+    batch = ForwardBatch(
+        token_ids=np.concatenate(token_ids),
+        positions=np.concatenate(positions),
+        slots=np.concatenate(slots),
+        query_starts=np.array(query_starts, dtype=np.int32),
+        context_lengths=np.array(context_lengths, dtype=np.int32),
+        block_tables=[cache.block_table(part.sequence.id) for part in plan],
+        ancestors=ancestors,
+        logit_rows=np.concatenate(logit_rows).astype(np.int32) if logit_rows else np.empty(0, np.int32),
+        hidden_layers=hidden_layers,
+    )
+    sampling = _row_sampling(plan, drafts, rows, want_laws=want_laws) if row_start else None
+    return batch, sampling, rows
+
+
+def node_depths(draft: Draft) -> np.ndarray:
+    """[N] int32; 1 = child of the root."""
+    if draft.is_chain:
+        return np.arange(1, len(draft) + 1, dtype=np.int32)
+    depths = np.zeros(len(draft), dtype=np.int32)
+    for node, parent in enumerate(draft.parents.tolist()):
+        depths[node] = 1 if parent < 0 else depths[parent] + 1
+    return depths
+
+
+def ancestor_mask(draft: Draft, *, num_before: int) -> np.ndarray:
+    """[n, n] bool over the pass's own tokens: num_before causal ones (the root last), then the nodes."""
+    size = num_before + len(draft)
+    mask = np.zeros((size, size), dtype=bool)
+    mask[:num_before, :num_before] = np.tri(num_before, dtype=bool)
+    for node, parent in enumerate(draft.parents.tolist()):
+        row = num_before + node
+        mask[row] = mask[num_before + parent if parent >= 0 else num_before - 1]
+        mask[row, row] = True
+    return mask
+
+
+def _first_prompt_row(sequence: Sequence, start: int) -> int:
+    """Token index of the first row whose prompt log-probability is still wanted."""
+    return max(start, len(sequence.prompt_logprobs))
+
+
+def _row_sampling(
+    plan: list[ScheduledSequence], drafts: list[Draft | None], rows: list[Rows], *, want_laws: bool
+) -> RowSampling:
+    counts = np.array([r.count for r in rows])
+    sequences = [part.sequence for part in plan]
+    params = [s.params for s in sequences]
+
+    def spread(values: list, dtype: type) -> np.ndarray:
+        return np.repeat(np.array(values, dtype=dtype), counts)
+
+    temperature = spread([p.temperature for p in params], np.float32)
+    position = spread([len(s.tokens) for s in sequences], np.uint32)
+    logprob_ids = None
+    for sequence, draft, where in zip(sequences, drafts, rows, strict=True):
+        if draft is not None:
+            position[where.sample.start + 1 : where.sample.stop] += node_depths(draft).astype(np.uint32)
+        if where.prompt.stop > where.prompt.start:
+            temperature[where.prompt] = 0.0
+            if logprob_ids is None:
+                logprob_ids = np.full(counts.sum(), -1, dtype=np.int32)
+            at = _first_prompt_row(sequence, sequence.num_computed) + 1
+            count = where.prompt.stop - where.prompt.start
+            logprob_ids[where.prompt] = sequence.tokens.view()[at : at + count]
+    wanted = [n for p, s in zip(params, sequences, strict=True) for n in _logprobs_wanted(p, s) if n is not None]
+    return RowSampling(
+        temperature=temperature,
+        top_k=spread([p.top_k for p in params], np.int32),
+        top_p=spread([p.top_p for p in params], np.float32),
+        min_p=spread([p.min_p for p in params], np.float32),
+        seed=spread([s.request.seed for s in sequences], np.uint64),
+        stream=spread([s.index for s in sequences], np.uint32),
+        position=position,
+        purpose=np.full(len(position), TARGET, dtype=np.uint32),
+        adjustments=_adjustments(sequences, drafts, rows),
+        allowed=_allowed(sequences, rows),
+        num_logprobs=max(wanted) if wanted else None,
+        logprob_ids=logprob_ids,
+        want_logits=want_laws and bool(wanted),
+        want_laws=want_laws and any(draft is not None for draft in drafts),
+    )
+
+
+def _logprobs_wanted(params, sequence: Sequence) -> tuple[int | None, int | None]:
+    return params.logprobs, params.prompt_logprobs if sequence.wants_prompt_rows else None
+
+
+def _adjustments(sequences: list[Sequence], drafts: list[Draft | None], rows: list[Rows]) -> Adjustments | None:
+    if not any(s.penalties.active for s in sequences):
+        return None
+    adjusted = []
+    for sequence, draft, where in zip(sequences, drafts, rows, strict=True):
+        adjusted += [None] * (where.prompt.stop - where.prompt.start)
+        if where.sample.stop > where.sample.start:
+            if sequence.penalties.active:
+                adjusted += sequence.penalties.rows(draft, num_output=sequence.num_output)
+            else:
+                adjusted += [None] * (where.sample.stop - where.sample.start)
+    return pack_adjustments(adjusted)
+
+
+def _allowed(sequences: list[Sequence], rows: list[Rows]) -> np.ndarray | None:
+    """[M, ceil(V/8)] bit masks, or None when no sequence restricts its tokens."""
+    restricted = [(s, where) for s, where in zip(sequences, rows, strict=True) if s.allowed is not None]
+    if not restricted:
+        return None
+    masks = np.full((rows[-1].sample.stop, len(restricted[0][0].allowed)), 0xFF, dtype=np.uint8)
+    for sequence, where in restricted:
+        masks[where.sample] = sequence.allowed
+    return masks

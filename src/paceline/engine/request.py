@@ -1,0 +1,230 @@
+"""What the engine knows of a request: its choices, their tokens, and how far each is computed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.engine.detokenizer import Detokenizer
+from paceline.sampling.processors import PenaltyState, allowed_mask
+from paceline.types import (
+    Completion,
+    FinishReason,
+    RequestOutput,
+    RequestView,
+    SamplingParams,
+    SpeculationMetrics,
+    TokenLogprob,
+)
+
+
+class TokenBuffer:
+    """A growable int32 array: appending is amortised O(1), reading is a view."""
+
+    def __init__(self, token_ids: np.ndarray) -> None:
+        self._data = np.empty(max(64, 2 * len(token_ids)), dtype=np.int32)
+        self._data[: len(token_ids)] = token_ids
+        self._length = len(token_ids)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def extend(self, token_ids: list[int]) -> None:
+        end = self._length + len(token_ids)
+        if end > len(self._data):
+            grown = np.empty(2 * end, dtype=np.int32)
+            grown[: self._length] = self._data[: self._length]
+            self._data = grown
+        self._data[self._length : end] = token_ids
+        self._length = end
+
+    def view(self) -> np.ndarray:
+        """[len] int32, read-only; a later extend leaves it as it is."""
+        view = self._data[: self._length]
+        view.flags.writeable = False
+        return view
+
+
+@dataclass(slots=True)
+class SpeculationCounter:
+    """SpeculationMetrics while they are being counted."""
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    steps: int = 0
+    per_pos: list[int] = field(default_factory=list)
+
+    def count(self, *, drafted: int, accepted: int) -> None:
+        self.steps += 1
+        if drafted:
+            self.drafts += 1
+            self.draft_tokens += drafted
+            self.accepted_tokens += accepted
+            self.per_pos.extend([0] * (accepted - len(self.per_pos)))
+            for position in range(accepted):
+                self.per_pos[position] += 1
+
+    def freeze(self) -> SpeculationMetrics:
+        return SpeculationMetrics(self.drafts, self.draft_tokens, self.accepted_tokens, tuple(self.per_pos), self.steps)
+
+
+class Sequence:
+    """One choice of one request: prompt + output, of which the first num_computed tokens have K/V in the cache."""
+
+    def __init__(self, request: Request, index: int) -> None:
+        self.request = request
+        self.index = index  # the choice among n, and the noise's stream
+        self.id = f"{request.id}/{index}"
+        self.params = request.params
+        self.tokens = TokenBuffer(request.prompt_token_ids)
+        self.prompt_length = len(request.prompt_token_ids)
+        self.num_computed = 0
+        self.penalties = PenaltyState(
+            request.params, request.prompt_token_ids, eos_ids=request.eos_ids, vocab_size=request.vocab_size
+        )
+        self.allowed = allowed_mask(request.params, vocab_size=request.vocab_size)  # [ceil(V/8)] uint8, None = all
+        self.detokenizer: Detokenizer | None = request.new_detokenizer()
+        self.origins: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.speculation = SpeculationCounter()
+        self.lengths_fixed = True  # every draft had the length that the settings alone give
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.num_cached_tokens = 0
+        self.scheduled_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def pending(self) -> int:
+        """Known tokens whose K/V is not in the cache yet."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def wants_prompt_rows(self) -> bool:
+        """Some prompt tokens still lack the log-probabilities that were asked for (choices share the first's)."""
+        wanted = self.params.prompt_logprobs is not None and self.index == 0
+        return wanted and len(self.prompt_logprobs) < self.prompt_length - 1
+
+    def output_ids(self) -> np.ndarray:
+        return self.tokens.view()[self.prompt_length :]
+
+    def view(self) -> RequestView:
+        return RequestView(
+            self.id,
+            self.tokens.view(),
+            self.prompt_length,
+            self.params,
+            self.request.seed,
+            self.index,
+            self.speculation.steps,
+        )
+
+    def append(self, token_ids: list[int]) -> None:
+        """Makes tokens known; their K/V is pending."""
+        self.tokens.extend(token_ids)
+        if self.penalties.active:
+            self.penalties.append(token_ids)
+
+    def note_scheduled(self) -> None:
+        """Marks the first time that the sequence is part of a step."""
+        self.scheduled_at = time.perf_counter()
+        self.num_cached_tokens = self.num_computed
+
+    def note_tokens(self) -> None:
+        """Marks the time at which output tokens arrived."""
+        self.last_token_at = time.perf_counter()
+        if self.first_token_at is None:
+            self.first_token_at = self.last_token_at
+
+    def completion(self) -> Completion:
+        output_ids = tuple(self.output_ids().tolist())
+        return Completion(
+            index=self.index,
+            text=self.request.text_of(self),
+            token_ids=output_ids,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=tuple(self.logprobs) if self.params.logprobs is not None else None,
+            origins=tuple(self.origins),
+        )
+
+
+class Request:
+    """A prompt with its sampling parameters, and the n choices that grow from it."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: np.ndarray,
+        params: SamplingParams,
+        *,
+        seed: int,
+        tokenizer,
+        eos_ids: frozenset[int],
+        vocab_size: int,
+        prompt: str | None = None,
+        stream: bool = False,
+    ) -> None:
+        self.id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self.params = params
+        self.seed = seed
+        self.tokenizer = tokenizer
+        self.eos_ids = eos_ids
+        self.vocab_size = vocab_size
+        self.stream = stream
+        self.sequences = [Sequence(self, index) for index in range(params.n)]
+
+    def new_detokenizer(self) -> Detokenizer | None:
+        """Text is needed step by step only to stream it or to find stop strings in it."""
+        if not (self.stream or self.params.stop):
+            return None
+        return Detokenizer(self.tokenizer, skip_special_tokens=self.params.skip_special_tokens, stop=self.params.stop)
+
+    def text_of(self, sequence: Sequence) -> str:
+        if sequence.detokenizer is not None:
+            return sequence.detokenizer.text
+        output_ids = sequence.output_ids().tolist()
+        if sequence.finish_reason == "stop" and output_ids:  # the token that ended the output is not part of the text
+            output_ids = output_ids[:-1]
+        return self.tokenizer.decode(output_ids, skip_special_tokens=self.params.skip_special_tokens)
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    def output(self, *, lossless: bool, coupled: bool) -> RequestOutput:
+        first = self.sequences[0]
+        metrics = sum((s.speculation.freeze() for s in self.sequences), SpeculationMetrics())
+        prompt_logprobs = None
+        if self.params.prompt_logprobs is not None:
+            prompt_logprobs = (None, *first.prompt_logprobs)
+        return RequestOutput(
+            request_id=self.id,
+            prompt=self.prompt,
+            prompt_token_ids=tuple(self.prompt_token_ids.tolist()),
+            outputs=tuple(s.completion() for s in self.sequences),
+            seed=self.seed,
+            finished=self.finished,
+            lossless=lossless,
+            reproducible=coupled or all(s.lengths_fixed for s in self.sequences),
+            metrics=metrics,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=first.num_cached_tokens,
+            prefill_seconds=_span(first.scheduled_at, first.first_token_at),
+            decode_seconds=_span(first.first_token_at, max(s.last_token_at or 0.0 for s in self.sequences)),
+        )
+
+
+def _span(start: float | None, end: float | None) -> float:
+    return max(0.0, end - start) if start and end else 0.0

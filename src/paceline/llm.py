@@ -1,0 +1,275 @@
+"""LLM: a model that answers prompts, with speculative decoding or without."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline import verify
+from paceline.cache.budget import plan_blocks
+from paceline.config import CacheConfig, EngineConfig, SpeculationConfig
+from paceline.control.policy import FixedLength
+from paceline.engine.engine import Engine
+from paceline.engine.probe import last_row
+from paceline.engine.progress import BatchProgress
+from paceline.errors import ConfigError, MissingDependencyError
+from paceline.interfaces import Drafter, Runner
+from paceline.sampling.sampler import race_margin
+from paceline.types import Delta, RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.models.loader import LoadedModel
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A target model, optionally with a drafter, that completes prompts. Not for use from several threads at once.
+
+    model: a catalog name (`paceline models`), a folder of Hugging Face files, a GGUF file, a hub id, or a LoadedModel.
+    speculation: what `SpeculationConfig.parse` reads, e.g. "ngram" or {"method": "draft_model", "model": "..."};
+    it takes the place of the config's. progress: show bars while a model is fetched.
+
+    Raises ModelError if the model cannot be had, CacheError if the K/V budget is too small, DraftMismatchError if the
+    drafter does not fit, ConfigError for a wrong setting.
+    """
+
+    def __init__(
+        self,
+        model: str | LoadedModel,
+        *,
+        config: EngineConfig | None = None,
+        speculation: str | Mapping[str, Any] | SpeculationConfig | None = None,
+        progress: bool = False,
+    ) -> None:
+        config = config or EngineConfig()
+        if speculation is not None:
+            config = replace(config, speculation=SpeculationConfig.parse(speculation))
+        self.config = config
+        self._model = _load(model, progress=progress)
+        self.tokenizer = self._model.tokenizer
+        self.runner = _runner(self._model, config, config.cache)
+        rule = config.speculation
+        verifier = verify.create(rule.verification, epsilon=rule.typical_epsilon, alpha=rule.typical_alpha)
+        self.engine = Engine(
+            self.runner,
+            tokenizer=self.tokenizer,
+            verifier=verifier,
+            drafter=_drafter(config, self._model, needs_laws=verifier.needs_laws, progress=progress),
+            controller=FixedLength(rule.num_speculative_tokens),
+            max_draft_tokens=rule.num_speculative_tokens,
+            scheduler=config.scheduler,
+            cache=config.cache,
+        )
+        self._deltas: dict[str, deque[Delta]] = {}
+
+    @property
+    def lossless(self) -> bool:
+        """The verification rule in force keeps the target's law exactly."""
+        return self.engine.verifier.lossless
+
+    @property
+    def model_card(self) -> str:
+        """One line: name, precision of the weights, size of the K/V cache."""
+        kv = self.runner.kv
+        tokens, mebibytes = kv.num_blocks * kv.block_size, kv.num_blocks * kv.bytes_per_block / 2**20
+        return (
+            f"{self._model.name}, {self._model.precision}, computed in {_dtype(self.config)}; "
+            f"KV cache {tokens:,} tokens ({mebibytes:,.0f} MiB), context {self.runner.max_model_len:,}"
+        )
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Completes each prompt (text, or token ids), all in one batch; outputs come in the order of the prompts.
+
+        Raises PromptError or ConfigError before anything is computed if one of them cannot be run.
+        """
+        batch = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)
+        return self._run(
+            [(self._encode(p), p if isinstance(p, str) else None) for p in batch], params, progress=progress
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several: lists of {"role": ..., "content": ...}, through the chat template."""
+        conversations = [messages] if _is_messages(messages) else list(messages)
+        return self._run([self._encode_chat(c) for c in conversations], params, progress=progress)
+
+    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Iterator[Delta]:
+        """Yields what each step adds: text of whole characters, tokens and where they came from.
+
+        A list of messages is a chat. The last delta carries the whole output. Closing the iterator cancels the request.
+        """
+        token_ids, text = self._encode_chat(prompt) if _is_messages(prompt) else (self._encode(prompt), prompt)
+        request_id = self._add(
+            token_ids, text if isinstance(text, str) else None, params or SamplingParams(), stream=True
+        )
+        return self._stream(request_id)
+
+    def race_margin(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt_length: int,
+        seed: int,
+        stream: int = 0,
+    ) -> float:
+        """Log gap between the two best candidates (race scores; logits when greedy) for the token after token_ids.
+
+        A gap within rounding of zero is a tie: there two packings of the same pass may choose differently.
+        """
+        logits, sampling = last_row(
+            self.engine, np.asarray(token_ids, np.int32), params, prompt_length=prompt_length, seed=seed, stream=stream
+        )
+        return race_margin(logits, sampling)
+
+    def _stream(self, request_id: str) -> Iterator[Delta]:
+        finished = False
+        try:
+            while not finished:
+                for delta in self._collect(request_id):
+                    finished = delta.output is not None
+                    yield delta
+        finally:
+            self._drop(request_id)
+
+    def _run(
+        self,
+        prompts: list[tuple[list[int], str | None]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        progress: bool,
+    ) -> list[RequestOutput]:
+        all_params = _spread(params, len(prompts))
+        outputs: dict[str, RequestOutput] = {}
+        request_ids: list[str] = []
+        bar = BatchProgress(len(prompts)) if progress else nullcontext()
+        try:
+            for (token_ids, text), own in zip(prompts, all_params, strict=True):
+                request_ids.append(self._add(token_ids, text, own, stream=False))
+            with bar:
+                for request_id in request_ids:
+                    while request_id not in outputs:
+                        for delta in self._collect(request_id):
+                            if delta.output is not None:
+                                outputs[request_id] = delta.output
+                    if isinstance(bar, BatchProgress):
+                        bar.advance(outputs[request_id])
+        finally:
+            for request_id in request_ids:
+                self._drop(request_id)
+        return [outputs[request_id] for request_id in request_ids]
+
+    def _add(self, token_ids: list[int], text: str | None, params: SamplingParams, *, stream: bool) -> str:
+        request_id = self.engine.add_request(token_ids, params, prompt=text, stream=stream)
+        self._deltas[request_id] = deque()
+        return request_id
+
+    def _collect(self, request_id: str) -> Iterator[Delta]:
+        """The request's next deltas; runs a step, for everybody, if none are there."""
+        if not self._deltas[request_id]:
+            for delta in self.engine.step():
+                self._deltas[delta.request_id].append(delta)
+        while self._deltas[request_id]:
+            yield self._deltas[request_id].popleft()
+
+    def _drop(self, request_id: str) -> None:
+        self.engine.abort(request_id)
+        self._deltas.pop(request_id, None)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+
+    def _encode_chat(self, messages: Sequence[Message]) -> tuple[list[int], str]:
+        text = self.tokenizer.render_chat([dict(m) for m in messages])
+        return self.tokenizer.encode(text, add_special_tokens=False), text
+
+
+def _load(model: str | LoadedModel, *, progress: bool) -> LoadedModel:
+    if not isinstance(model, str):
+        return model
+    from paceline.models.loader import load
+
+    return load(model, progress=progress)
+
+
+def _runner(model: LoadedModel, config: EngineConfig, cache: CacheConfig) -> Runner:
+    """The model on the chosen engine, with as many K/V blocks as the budget pays for."""
+    try:
+        from paceline.models.torch_runner import TorchRunner, kv_bytes_per_block
+    except ImportError as error:
+        raise MissingDependencyError("the torch engine needs torch: pip install 'paceline[torch]'.") from error
+    dtype = _dtype(config)
+    max_model_len = min(config.max_model_len or model.spec.max_position_embeddings, model.spec.max_position_embeddings)
+    num_blocks = plan_blocks(
+        cache,
+        bytes_per_block=kv_bytes_per_block(model.spec, block_size=cache.block_size, dtype=dtype),
+        max_model_len=max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+    )
+    return TorchRunner(
+        model.spec,
+        model.weights,
+        num_blocks=num_blocks,
+        block_size=cache.block_size,
+        max_model_len=min(max_model_len, num_blocks * cache.block_size),
+        dtype=dtype,
+        device=config.device,
+        num_threads=config.num_threads,
+    )
+
+
+def _drafter(config: EngineConfig, target: LoadedModel, *, needs_laws: bool, progress: bool) -> Drafter | None:
+    rule = config.speculation
+    if rule.method == "none":
+        return None
+    if rule.method == "draft_model":
+        from paceline.draft.draft_model import DraftModelDrafter, check_same_vocabulary
+
+        assert rule.model is not None
+        model = target if rule.model == target.name else _load(rule.model, progress=progress)
+        check_same_vocabulary(target.tokenizer, model.tokenizer)
+        cache = replace(config.cache, kv_cache_memory=rule.kv_cache_memory)
+        return DraftModelDrafter(_runner(model, config, cache), rule_needs_law=needs_laws)
+    from paceline.draft.ngram import NgramDrafter
+
+    return NgramDrafter(max_ngram=rule.max_ngram, min_ngram=rule.min_ngram)
+
+
+def _dtype(config: EngineConfig) -> str:
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if config.device == "cpu" else "bfloat16"
+
+
+def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ConfigError(f"{count} prompts came with {len(params)} SamplingParams: give one for all, or one each.")
+    return list(params)
+
+
+def _is_ids(prompts: object) -> bool:
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], (int, np.integer))
+
+
+def _is_messages(prompt: object) -> bool:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
