@@ -1,0 +1,96 @@
+"""Samples the wanted rows of a pass. Plain decoding, verification and draft models all draw through here."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.sampling.noise import row_words, to_uniform, words
+from paceline.sampling.processors import adjusted_row, best_first, laws, survivors
+from paceline.sampling.race import race
+from paceline.types import ForwardOutput, Logprobs, RowSampling
+
+# exp(-27) of the likeliest weight cannot win: 1/E lies between 1/22.9 and 2^33, less than a factor exp(26.1) apart.
+_HOPELESS = -27.0
+
+
+def sample_rows(logits: np.ndarray, sampling: RowSampling) -> ForwardOutput:
+    """Samples each row of logits [M, V] float32, which are left as they are.
+
+    A row's token depends on that row of logits and sampling alone: the argmax when greedy, else the winner of the
+    exponential race over the processed logits, with the words of design.md section 4; lowest id on ties. Raw
+    log-probabilities, logits and laws come along where asked. Raises ConfigError if a row bans every token.
+    """
+    if sampling.adjustments is None and sampling.allowed is None and not sampling.temperature.any():
+        token_ids = logits.argmax(axis=-1).astype(np.int32)
+    else:
+        token_ids = np.array([_sample(logits, sampling, i) for i in range(len(logits))], dtype=np.int32)
+    return ForwardOutput(
+        token_ids=token_ids,
+        logits=logits if sampling.want_logits else None,
+        laws=laws(logits, sampling) if sampling.want_laws else None,
+        logprobs=None if sampling.num_logprobs is None else _logprobs(logits, sampling, token_ids),
+    )
+
+
+def race_margin(logits: np.ndarray, sampling: RowSampling) -> float:
+    """Gap between the best two candidates of one row, logits [V] float32: how far rounding is from changing its token.
+
+    In log race scores, or in adjusted logits when the row is greedy; inf where only one token is left. `sampling`
+    holds that row alone.
+    """
+    row = adjusted_row(logits[None], sampling, 0)
+    if sampling.temperature[0] == 0:
+        scores = row.astype(np.float64)
+    else:
+        ids, scores = survivors(row, sampling, 0)
+        scores = scores - np.log(-np.log(_uniforms(ids, len(row), sampling, 0)))
+    if len(scores) < 2:
+        return float("inf")
+    second, best = np.partition(scores, len(scores) - 2)[-2:]
+    return float(best - second)
+
+
+def _sample(logits: np.ndarray, sampling: RowSampling, i: int) -> int:
+    row = adjusted_row(logits, sampling, i)
+    ids, log_weights = survivors(row, sampling, i)
+    hopeful = log_weights > _HOPELESS
+    ids, log_weights = ids[hopeful], log_weights[hopeful]
+    if len(ids) == 1:
+        return int(ids[0])
+    return int(ids[race(np.exp(log_weights), _uniforms(ids, len(row), sampling, i))])
+
+
+def _uniforms(ids: np.ndarray, vocab_size: int, sampling: RowSampling, i: int) -> np.ndarray:
+    """u of the tokens ids [K] (ascending) of row i: [K] float64. Only their words are drawn when they are few."""
+    counter = {
+        "seed": int(sampling.seed[i]),
+        "stream": int(sampling.stream[i]),
+        "position": int(sampling.position[i]),
+        "purpose": int(sampling.purpose[i]),
+    }
+    if 2 * len(ids) > vocab_size:
+        return to_uniform(row_words(vocab_size, **counter)[ids])
+    blocks = ids >> 2
+    first = np.concatenate(([True], blocks[1:] != blocks[:-1]))
+    drawn = words(blocks[first], **counter)
+    return to_uniform(drawn[np.cumsum(first) - 1, ids & 3])
+
+
+def _logprobs(logits: np.ndarray, sampling: RowSampling, token_ids: np.ndarray) -> Logprobs:
+    count = min(sampling.num_logprobs or 0, logits.shape[-1])
+    wanted = token_ids
+    if sampling.logprob_ids is not None:
+        wanted = np.where(sampling.logprob_ids >= 0, sampling.logprob_ids, token_ids)
+    token = np.empty(len(logits), dtype=np.float32)
+    rank = np.empty(len(logits), dtype=np.int32)
+    top_ids = np.empty((len(logits), count), dtype=np.int32)
+    top = np.empty((len(logits), count), dtype=np.float32)
+    for i, row in enumerate(logits):
+        likeliest = row.max()
+        log_total = float(likeliest) + np.log(np.exp(row - likeliest).sum(dtype=np.float64))
+        value = row[wanted[i]]
+        token[i] = value - log_total
+        rank[i] = 1 + np.count_nonzero(row > value)
+        top_ids[i] = best_first(row, count)
+        top[i] = row[top_ids[i]] - log_total
+    return Logprobs(token=token, rank=rank, top_ids=top_ids, top=top)
