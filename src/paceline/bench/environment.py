@@ -1,0 +1,67 @@
+"""The machine and the versions behind a figure; no names of hosts, users or folders."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("paceline", "numpy", "torch", "tokenizers", "transformers")
+_INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "sve", "i8mm")
+
+
+def describe_environment() -> dict[str, Any]:
+    """CPU, cores that this process may use, memory in bytes, operating system and package versions."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": usable_cores(),
+        "instruction_sets": _instruction_sets(),
+        "memory_bytes": _memory_bytes(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": _versions(),
+    }
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu_model() -> str:
+    return _cpu_fields().get("model name") or platform.processor() or platform.machine()
+
+
+def _instruction_sets() -> list[str]:
+    fields = _cpu_fields()
+    present = (fields.get("flags") or fields.get("Features") or "").split()
+    return [name for name in _INSTRUCTION_SETS if name in present]
+
+
+def _cpu_fields() -> dict[str, str]:
+    """The first processor of /proc/cpuinfo; empty where there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return {}
+    pairs = (line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None  # not a POSIX system
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

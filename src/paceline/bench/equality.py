@@ -1,0 +1,108 @@
+"""Whether speculation left the ids of plain decoding as they are; where it did not, how close the call was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.bench.runner import submit
+from paceline.bench.workload import Prompt
+from paceline.types import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+TIE_MARGIN = 1e-3  # in log: closer race scores than this may swap when a pass has another shape
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first place where two outputs of one prompt differ."""
+
+    prompt_id: str
+    position: int  # index among the output tokens
+    plain_token: int | None  # None: that output had ended
+    speculative_token: int | None
+    margin: float  # log gap of the two best race scores (of the logits, when greedy) there
+
+    @property
+    def tie(self) -> bool:
+        """A floating-point tie: rounding decides, not the drafter."""
+        return self.margin < TIE_MARGIN
+
+
+@dataclass(frozen=True, slots=True)
+class Equality:
+    """What `paceline verify` found."""
+
+    prompts: int
+    tokens: int  # of the plain outputs
+    divergences: tuple[Divergence, ...]
+    lossless: bool
+
+    @property
+    def identical(self) -> int:
+        return self.prompts - len(self.divergences)
+
+    @property
+    def ties(self) -> int:
+        return sum(divergence.tie for divergence in self.divergences)
+
+    @property
+    def holds(self) -> bool:
+        """All ids agree but for floating-point ties."""
+        return len(self.divergences) == self.ties
+
+
+def compare(
+    llm: LLM,
+    prompts: Sequence[Prompt],
+    *,
+    params: SamplingParams,
+    batch_size: int = 1,
+    advance: Callable[[], None] = lambda: None,
+) -> Equality:
+    """Generates each prompt plainly and speculatively, batch_size at once; `advance` is called after each prompt.
+
+    Both runs need the same seed: params.seed must be set.
+    """
+    assert params.seed is not None, "two random seeds would be compared"
+    tokens = 0
+    divergences = []
+    lossless = llm.lossless
+    for start in range(0, len(prompts), batch_size):
+        batch = prompts[start : start + batch_size]
+        plain = submit(llm, batch, params, mode="plain")
+        speculative = submit(llm, batch, params, mode="speculative")
+        for prompt, ours, theirs in zip(batch, plain, speculative, strict=True):
+            tokens += len(ours.token_ids)
+            divergence = find_divergence(llm, prompt, ours, theirs, params)
+            if divergence is not None:
+                divergences.append(divergence)
+            advance()
+    return Equality(len(prompts), tokens, tuple(divergences), lossless)
+
+
+def find_divergence(
+    llm: LLM, prompt: Prompt, plain: RequestOutput, speculative: RequestOutput, params: SamplingParams
+) -> Divergence | None:
+    """The first place where the ids of two outputs differ, with its margin; None if they are the same."""
+    ours, theirs = plain.token_ids, speculative.token_ids
+    if ours == theirs:
+        return None
+    shared = min(len(ours), len(theirs))
+    position = next((i for i in range(shared) if ours[i] != theirs[i]), shared)
+    margin = llm.race_margin(
+        [*plain.prompt_token_ids, *ours[:position]],
+        params,
+        prompt_length=len(plain.prompt_token_ids),
+        seed=plain.seed,
+    )
+    return Divergence(
+        prompt_id=prompt.id,
+        position=position,
+        plain_token=ours[position] if position < len(ours) else None,
+        speculative_token=theirs[position] if position < len(theirs) else None,
+        margin=margin,
+    )

@@ -1,0 +1,78 @@
+"""What `paceline bench` says of a measurement: medians over repeats, sums over requests, ratios of the modes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from paceline.bench.runner import MODES, Measurement, Sample
+from paceline.types import SpeculationMetrics
+
+
+def summarize(measurement: Measurement) -> dict[str, Any]:
+    """The JSON of `paceline bench`, but for model, settings and environment.
+
+    `speedup` compares whole requests (wall time), `decode_speedup` the time from the first output token to the last.
+    """
+    categories = list(dict.fromkeys(sample.prompt.category for sample in measurement.samples))
+    report: dict[str, Any] = {}
+    for mode in MODES:
+        samples = [sample for sample in measurement.samples if sample.mode == mode]
+        report[mode] = _section(samples, wall_seconds=median(measurement.wall_seconds[mode]))
+        report[mode]["by_category"] = {
+            category: _section([sample for sample in samples if sample.prompt.category == category])
+            for category in categories
+        }
+    plain, speculative = (report[mode] for mode in MODES)
+    metrics = sum(
+        (sample.output.metrics for sample in measurement.samples if sample.mode == "speculative"), SpeculationMetrics()
+    )
+    return report | {
+        **_ratios(plain, speculative),
+        "by_category": {
+            category: _ratios(plain["by_category"][category], speculative["by_category"][category])
+            for category in categories
+        },
+        "acceptance_length": metrics.acceptance_length,
+        "acceptance_rate": metrics.acceptance_rate,
+        "identical": _identical(measurement.samples),
+    }
+
+
+def _section(samples: Sequence[Sample], *, wall_seconds: float | None = None) -> dict[str, Any]:
+    """Sums over requests; a request's seconds are its median over the repeats."""
+    runs: dict[str, list[Sample]] = {}
+    for sample in samples:
+        runs.setdefault(sample.prompt.id, []).append(sample)
+    tokens = sum(len(run[0].output.token_ids) for run in runs.values())
+    prefill_seconds = sum(median(sample.output.prefill_seconds for sample in run) for run in runs.values())
+    decode_seconds = sum(median(sample.output.decode_seconds for sample in run) for run in runs.values())
+    if wall_seconds is None:
+        wall_seconds = sum(median(sample.seconds for sample in run) for run in runs.values())
+    decoded = tokens - len(runs)  # the first token of a request is prefill's
+    return {
+        "requests": len(runs),
+        "tokens": tokens,
+        "wall_seconds": wall_seconds,
+        "prefill_seconds": prefill_seconds,
+        "decode_seconds": decode_seconds,
+        "tokens_per_second": tokens / wall_seconds if wall_seconds else 0.0,
+        "decode_tokens_per_second": decoded / decode_seconds if decode_seconds else 0.0,
+    }
+
+
+def _ratios(plain: dict[str, Any], speculative: dict[str, Any]) -> dict[str, float | None]:
+    """Speculative over plain; None where a mode decoded nothing."""
+    return {
+        name: speculative[rate] / plain[rate] if plain[rate] else None
+        for name, rate in (("speedup", "tokens_per_second"), ("decode_speedup", "decode_tokens_per_second"))
+    }
+
+
+def _identical(samples: Sequence[Sample]) -> int:
+    """Prompts whose ids agree in all runs of both modes."""
+    ids: dict[str, set[tuple[int, ...]]] = {}
+    for sample in samples:
+        ids.setdefault(sample.prompt.id, set()).add(sample.output.token_ids)
+    return sum(len(seen) == 1 for seen in ids.values())

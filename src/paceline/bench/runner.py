@@ -1,0 +1,76 @@
+"""Runs a workload plainly and speculatively in one engine, interleaved, so that both meet the same machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from paceline.bench.workload import Prompt
+from paceline.types import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+Mode = Literal["plain", "speculative"]
+MODES: tuple[Mode, Mode] = ("plain", "speculative")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request of one run."""
+
+    prompt: Prompt
+    mode: Mode
+    output: RequestOutput
+    seconds: float  # the call's wall time, one request at a time; otherwise the request's own prefill and decoding
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """All samples, and the wall time of each mode in each repeat."""
+
+    samples: tuple[Sample, ...]
+    wall_seconds: dict[Mode, tuple[float, ...]]
+
+
+def submit(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, *, mode: Mode) -> list[RequestOutput]:
+    """The prompts at once, under the chat template where the model has one; plain switches drafting off."""
+    params = replace(params, speculation=mode == "speculative")
+    if llm.tokenizer.chat_template is None:
+        return llm.generate([prompt.turns[0] for prompt in prompts], params)
+    return llm.chat([prompt.messages for prompt in prompts], params)
+
+
+def measure(
+    llm: LLM,
+    prompts: Sequence[Prompt],
+    *,
+    params: SamplingParams,
+    concurrency: int = 1,
+    repeats: int = 1,
+    observe: Callable[[Sample], None] = lambda sample: None,
+) -> Measurement:
+    """Each prompt in both modes, `repeats` times, after a short warm-up; `observe` is told of each request.
+
+    One request at a time the modes alternate prompt by prompt; with concurrency (the engine's max_num_seqs) all
+    prompts of a mode are handed in at once. Which mode goes first alternates too.
+    """
+    for mode in MODES:
+        submit(llm, prompts[:1], replace(params, max_tokens=min(8, params.max_tokens), min_tokens=0), mode=mode)
+    batches = [[prompt] for prompt in prompts] if concurrency == 1 else [list(prompts)]
+    samples: list[Sample] = []
+    wall_seconds: dict[Mode, list[float]] = {mode: [0.0] * repeats for mode in MODES}
+    for repeat in range(repeats):
+        for index, batch in enumerate(batches):
+            for mode in MODES if (index + repeat) % 2 == 0 else reversed(MODES):
+                start = time.perf_counter()
+                outputs = submit(llm, batch, params, mode=mode)
+                elapsed = time.perf_counter() - start
+                wall_seconds[mode][repeat] += elapsed
+                for prompt, output in zip(batch, outputs, strict=True):
+                    own = output.prefill_seconds + output.decode_seconds
+                    samples.append(Sample(prompt, mode, output, elapsed if concurrency == 1 else own))
+                    observe(samples[-1])
+    return Measurement(tuple(samples), {mode: tuple(seconds) for mode, seconds in wall_seconds.items()})

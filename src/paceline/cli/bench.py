@@ -1,0 +1,133 @@
+"""`paceline bench`: what speculation is worth, against plain decoding in the same engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.bench.environment import describe_environment
+from paceline.bench.report import summarize
+from paceline.bench.runner import MODES, measure
+from paceline.bench.workload import read_prompts, select
+from paceline.cli import options
+from paceline.cli.output import note, print_json, progress_bar, times
+from paceline.config import at_least
+from paceline.errors import ConfigError
+from paceline.types import SamplingParams
+
+
+def bench(
+    model: options.Model,
+    prompts: options.Prompts,
+    limit: options.Limit = None,
+    per_category: options.PerCategory = None,
+    category: options.Category = None,
+    max_tokens: options.MaxTokens = 96,
+    temperature: options.Temperature = 0.0,
+    seed: options.FixedSeed = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")] = False,
+    concurrency: options.Concurrency = 1,
+    repeats: Annotated[int, typer.Option(help="Runs of each prompt in each mode; medians are reported.")] = 1,
+    save: Annotated[str | None, typer.Option(help="Write the JSON to this file too.", metavar="FILE")] = None,
+    speculation: options.Speculation = options.DEFAULT_SPECULATION,
+    engine: options.Engine = "auto",
+    dtype: options.DType = "auto",
+    kv_cache_memory: options.KVCacheMemory = None,
+    threads: options.Threads = None,
+    max_model_len: options.MaxModelLen = None,
+    as_json: options.AsJSON = False,
+) -> int:
+    """Measure plain and speculative decoding in one process, interleaved, prefix caching off.
+
+    tokens_per_second counts whole requests, prefill included; decode_tokens_per_second the time from the first output
+    token to the last. With --concurrency above 1 the seconds of a request overlap with others': per category and for
+    decoding the rates are then what one request sees, and only tokens_per_second of a mode is throughput.
+    """
+    at_least("--repeats", repeats, 1)
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos)
+    chosen = select(read_prompts(prompts), categories=category or (), per_category=per_category, limit=limit)
+    config = options.engine_config(
+        engine=engine,
+        dtype=dtype,
+        speculation=speculation,
+        kv_cache_memory=kv_cache_memory,
+        threads=threads,
+        max_model_len=max_model_len,
+        prefix_caching=False,  # neither run may profit from the other
+        max_num_seqs=concurrency,
+    )
+    options.require_drafter(config)
+    if save is not None and not Path(save).absolute().parent.is_dir():
+        raise ConfigError(f"--save {save}: there is no such folder; create it first.")
+
+    from paceline.llm import LLM
+
+    llm = LLM(model, config=config, progress=True)
+    note(llm.model_card)
+    with progress_bar("measuring", total=len(MODES) * repeats * len(chosen)) as advance:
+        measurement = measure(
+            llm, chosen, params=params, concurrency=concurrency, repeats=repeats, observe=lambda _: advance()
+        )
+    report = summarize(measurement) | {
+        "model": llm.model_card,
+        "settings": {
+            "prompts": len(chosen),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "ignore_eos": ignore_eos,
+            "concurrency": concurrency,
+            "repeats": repeats,
+            "engine": engine,
+            "dtype": dtype,
+            "threads": threads,
+            "speculation": asdict(config.speculation),
+        },
+        "environment": describe_environment(),
+    }
+    if save is not None:
+        Path(save).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(report)
+    else:
+        _print(report)
+    return 0
+
+
+def _print(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("category")
+    for heading in ("plain\ntokens/s", "speculative\ntokens/s", "speed-up", "decoding\nplain", "spec.", "speed-up"):
+        table.add_column(heading, justify="right")
+    plain, speculative = (report[mode] for mode in MODES)
+    rows = [
+        (name, plain["by_category"][name], speculative["by_category"][name], ratios)
+        for name, ratios in report["by_category"].items()
+    ]
+    for name, ours, theirs, ratios in [*rows, ("all", plain, speculative, report)]:
+        table.add_row(
+            name,
+            f"{ours['tokens_per_second']:.1f}",
+            f"{theirs['tokens_per_second']:.1f}",
+            times(ratios["speedup"]),
+            f"{ours['decode_tokens_per_second']:.1f}",
+            f"{theirs['decode_tokens_per_second']:.1f}",
+            times(ratios["decode_speedup"]),
+            style="bold" if name == "all" else "",
+        )
+    console = Console()
+    console.print(table)
+    environment = report["environment"]
+    console.print(
+        f"acceptance length {report['acceptance_length']:.2f}, acceptance rate {report['acceptance_rate']:.0%}, "
+        f"{report['identical']} of {report['settings']['prompts']} prompts identical; "
+        f"{environment['cpu']}, {environment['cores']} cores",
+        highlight=False,
+    )

@@ -1,0 +1,137 @@
+"""`paceline demo`: the same prompts plain and speculative, the tokens in the colours of their origin, and the clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.bench.equality import Divergence, find_divergence
+from paceline.bench.report import summarize
+from paceline.bench.runner import Mode, Sample, measure
+from paceline.bench.workload import Prompt
+from paceline.cli import options
+from paceline.cli.output import ORIGIN_STYLES, coloured, times, token_pieces
+from paceline.types import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from paceline.llm import LLM
+
+MODEL = "smollm2-135m"
+MAX_TOKENS = 80
+_LETTER = (
+    "Dear Mrs Alvarez, thank you for your letter of 3 March. We are glad to hear that the garden table arrived in good "
+    "condition and that the assembly took less than an hour. The two missing screws were sent to you this morning."
+)
+_FUNCTION = """def average(values):
+    s = 0.0
+    for value in values:
+        s = s + value
+    return s / len(values)"""
+PROMPTS = (  # prompt lookup finds its drafts in the first three and hardly any in the last two
+    Prompt("copy", "copy", (f"Repeat this letter word for word, without comments:\n\n{_LETTER}",)),
+    Prompt("edit", "edit code", (f"Rename the variable s to total and show the whole function:\n\n{_FUNCTION}",)),
+    Prompt("read", "read", (f"Read this letter and say what was sent and what took an hour:\n\n{_LETTER}",)),
+    Prompt("explain", "explain", ("Why is the sky blue? Answer in a few sentences.",)),
+    Prompt("invent", "invent", ("Write the beginning of a story about a lighthouse keeper.",)),
+)
+
+
+def demo() -> int:
+    """See speculation work: nothing to choose, about a minute on two cores.
+
+    Fetches SmolLM2-135M-Instruct if it is absent, answers five prompts plainly and speculatively with prompt lookup,
+    and checks that the texts are the same.
+    """
+    from rich.console import Console
+
+    from paceline.llm import LLM
+
+    console = Console(highlight=False, soft_wrap=True)
+    config = options.engine_config(speculation="ngram", prefix_caching=False)
+    llm = LLM(MODEL, config=config, progress=True)
+    console.print(f"[bold]{llm.model_card}[/]")
+    console.print(_legend())
+    params = SamplingParams(max_tokens=MAX_TOKENS, seed=0)
+    runs: dict[str, dict[Mode, Sample]] = {}
+
+    def observe(sample: Sample) -> None:
+        pair = runs.setdefault(sample.prompt.id, {})
+        pair[sample.mode] = sample
+        if len(pair) == 2:
+            _show_answer(console, llm, pair)
+
+    with console.status("warming up"):
+        measurement = measure(llm, PROMPTS, params=params, observe=observe)
+    _show_table(console, summarize(measurement))
+    divergences = [
+        found
+        for pair in runs.values()
+        if (
+            found := find_divergence(
+                llm, pair["plain"].prompt, pair["plain"].output, pair["speculative"].output, params
+            )
+        )
+    ]
+    return _show_verdict(console, divergences)
+
+
+def _legend() -> str:
+    accepted, recovered, bonus = (f"[{ORIGIN_STYLES[name]}]{name}[/]" for name in ("accepted", "recovered", "bonus"))
+    return (
+        f"{accepted}: drafted, and the target agreed   {recovered}: the target's own token where the draft was wrong   "
+        f"{bonus}: the target's own after a draft that was right to its end   uncoloured: nothing was drafted"
+    )
+
+
+def _show_answer(console: Console, llm: LLM, pair: dict[Mode, Sample]) -> None:
+    plain, speculative = pair["plain"], pair["speculative"]
+    choice = speculative.output.outputs[0]
+    console.print(f"\n[bold]{plain.prompt.category}[/] [dim]{_shortened(plain.prompt.turns[0])}[/]")
+    console.print(coloured(token_pieces(llm.tokenizer, choice.token_ids), choice.origins))
+    console.print(
+        f"[dim]{len(choice.token_ids)} tokens: plain {plain.seconds:.1f} s, speculative {speculative.seconds:.1f} s; "
+        f"{speculative.output.metrics.acceptance_length:.2f} tokens a target pass[/]"
+    )
+
+
+def _show_table(console: Console, report: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("decoding, tokens/s")
+    for heading in ("plain", "speculative", "speed-up", "whole request"):
+        table.add_column(heading, justify="right")
+    plain, speculative = report["plain"], report["speculative"]
+    rows = [
+        (name, plain["by_category"][name], speculative["by_category"][name], ratios)
+        for name, ratios in report["by_category"].items()
+    ]
+    for name, ours, theirs, ratios in [*rows, ("all", plain, speculative, report)]:
+        table.add_row(
+            name,
+            f"{ours['decode_tokens_per_second']:.1f}",
+            f"{theirs['decode_tokens_per_second']:.1f}",
+            times(ratios["decode_speedup"]),
+            times(ratios["speedup"]),
+            style="bold" if name == "all" else "",
+        )
+    console.print()
+    console.print(table)
+    console.print(
+        f"acceptance length {report['acceptance_length']:.2f}, acceptance rate {report['acceptance_rate']:.0%}"
+    )
+
+
+def _show_verdict(console: Console, divergences: list[Divergence]) -> int:
+    for item in divergences:
+        kind = "a floating-point tie" if item.tie else "not a tie"
+        console.print(f"{item.prompt_id} differs at output token {item.position}, margin {item.margin:.1e}: {kind}")
+    if not divergences:
+        console.print(f"[bold green]The {len(PROMPTS)} texts are the same, token for token.[/]")
+    return 0 if all(item.tie for item in divergences) else 1
+
+
+def _shortened(text: str, width: int = 100) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"

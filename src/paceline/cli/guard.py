@@ -1,0 +1,72 @@
+"""How a command ends: an exit code, and one line on stderr for whatever went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from paceline.errors import PacelineError
+
+USER_ERROR = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def guarded(command: Callable[..., int]) -> Callable[..., None]:
+    """A command for typer from a function that returns its exit code and may raise."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        code = exit_code(lambda: command(*args, **kwargs))
+        if code:
+            raise typer.Exit(code)
+
+    return run
+
+
+def exit_code(action: Callable[[], int]) -> int:
+    """Runs action; errors become one line on stderr and a code. PACELINE_DEBUG=1 lets the traceback through."""
+    try:
+        code = action()
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return 1
+    except Exception as error:
+        if os.environ.get("PACELINE_DEBUG") == "1":
+            raise
+        return _report(error)
+
+
+def _report(error: Exception) -> int:
+    if isinstance(error, PacelineError):
+        show_error(str(error))
+        return USER_ERROR
+    if isinstance(error, OSError):
+        where = f": {error.filename}" if error.filename else ""
+        remedy = ". Free some, or point PACELINE_HOME to another disk." if error.errno == errno.ENOSPC else ""
+        show_error(f"{error.strerror or error}{where}{remedy}")
+        return USER_ERROR
+    show_error(f"{type(error).__name__}: {error} (unexpected: set PACELINE_DEBUG=1 for the traceback)")
+    return 1
+
+
+def show_error(message: str) -> None:
+    """`error: message` on stderr, in one line."""
+    typer.echo(typer.style("error:", fg="red", bold=True) + " " + " ".join(message.split()), err=True)
+
+
+def _discard_stdout() -> None:
+    """The reader has gone: Python's own flush at exit must not fail a second time."""
+    with contextlib.suppress(OSError, ValueError):  # stdout may be an object without a descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,98 @@
+"""Options that several commands share, and the config they amount to."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
+from paceline.errors import ConfigError
+
+DEFAULT_SPECULATION = "auto"
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+Model = Annotated[
+    str, typer.Argument(help="Short name (see `paceline models`), model folder, GGUF file or hub id.", metavar="MODEL")
+]
+Prompts = Annotated[str, typer.Option(help="Prompt file: JSON lines with id, category and turns.", metavar="FILE")]
+Speculation = Annotated[
+    str,
+    typer.Option(
+        help='none, auto, a method\'s name, or JSON such as {"method": "ngram", "num_speculative_tokens": 5}.',
+        metavar="JSON",
+    ),
+]
+MaxTokens = Annotated[int, typer.Option(help="Output tokens at most.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy; otherwise logits are divided by it.")]
+TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option(help="Keep the smallest set of tokens that holds this probability.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens less likely than this times the likeliest.")]
+Seed = Annotated[int | None, typer.Option(help="64 bits; none given = fresh random bits, reported in the output.")]
+FixedSeed = Annotated[int, typer.Option(help="Seed of both runs; it matters at a temperature above 0.")]
+Limit = Annotated[int | None, typer.Option(help="Use the first N prompts of the file.")]
+PerCategory = Annotated[int | None, typer.Option(help="Use the first N prompts of each category.")]
+Category = Annotated[list[str] | None, typer.Option(help="Only prompts of this category; may be given repeatedly.")]
+Concurrency = Annotated[int, typer.Option(help="Requests that run at once.")]
+Engine = Annotated[str, typer.Option(help="What runs the passes: auto or torch.", rich_help_panel="Engine")]
+DType = Annotated[
+    str, typer.Option(help="Weights and K/V: auto, float32 or bfloat16; auto is float32.", rich_help_panel="Engine")
+]
+KVCacheMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="Bytes of the K/V cache, such as 512M or 2G; default from the free memory.",
+        metavar="BYTES",
+        rich_help_panel="Engine",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="CPU threads of a pass; default: the cores this process may use.", rich_help_panel="Engine"),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(help="Tokens a sequence may hold; default: the model's context.", rich_help_panel="Engine"),
+]
+AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def engine_config(
+    *,
+    engine: str = "auto",
+    dtype: str = "auto",
+    speculation: str = "none",
+    kv_cache_memory: str | None = None,
+    threads: int | None = None,
+    max_model_len: int | None = None,
+    prefix_caching: bool = True,
+    max_num_seqs: int = 16,
+) -> EngineConfig:
+    """The engine that the shared options ask for. Raises ConfigError for a value outside its rule."""
+    return EngineConfig(
+        engine=engine,  # type: ignore[arg-type]  # checked by EngineConfig
+        dtype=dtype,  # type: ignore[arg-type]
+        max_model_len=max_model_len,
+        num_threads=threads,
+        cache=CacheConfig(
+            kv_cache_memory=None if kv_cache_memory is None else parse_bytes(kv_cache_memory),
+            prefix_caching=prefix_caching,
+        ),
+        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
+        speculation=SpeculationConfig.parse(speculation),
+    )
+
+
+def require_drafter(config: EngineConfig) -> None:
+    """Raises ConfigError for an engine that drafts nothing, where plain and speculative are to be compared."""
+    if config.speculation.method == "none":
+        raise ConfigError("--speculation none leaves nothing to compare with plain decoding: try ngram.")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from 1048576, 512M, 1.5G or 2GiB; units are binary. Raises ConfigError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ConfigError(f"--kv-cache-memory must be a number of bytes such as 512M or 2G; got {text!r}.")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
