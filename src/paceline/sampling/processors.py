@@ -1,14 +1,143 @@
-"""From raw logits to the law of a row: adjustments, temperature, min-p, top-k, top-p, in this order."""
+"""Adjustments of raw logits before temperature: bias, bans, min_tokens, penalties, allowed tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
 import numpy as np
 
-from paceline.errors import ConfigError
-from paceline.types import RowSampling
+from paceline.types import Adjustments, Draft, RowSampling, SamplingParams
 
-_BUCKETS_PER_NAT = 64  # resolution of the nucleus histogram
-_NUM_BUCKETS = 4096
+
+class RowAdjustments(NamedTuple):
+    """What types.Adjustments holds for one row: ids [K] int32, the rest [K] float32."""
+
+    ids: np.ndarray
+    bias: np.ndarray
+    scale: np.ndarray
+    penalty: np.ndarray
+
+
+class _Table(NamedTuple):
+    """What is known of the tokens that a row adjusts; each has one place in all four arrays."""
+
+    ids: np.ndarray  # [K] int32
+    bias: np.ndarray  # [K] float32
+    scale: np.ndarray  # [K] float32
+    count: np.ndarray  # [K] int32, occurrences in the output
+
+    @classmethod
+    def over(cls, token_ids: Iterable[int]) -> _Table:
+        ids = np.fromiter(token_ids, dtype=np.int32)
+        size = len(ids)
+        return cls(ids, np.zeros(size, np.float32), np.ones(size, np.float32), np.zeros(size, np.int32))
+
+    def with_token(self, token_id: int) -> _Table:
+        return _Table(*(np.concatenate(parts) for parts in zip(self, _Table.over([token_id]), strict=True)))
+
+
+class PenaltyState:
+    """What one sequence's bias, bans, min_tokens and penalties do to its next rows, kept up to date token by token.
+
+    Repetition counts prompt and output, presence and frequency the output. What rows() returns is valid until the
+    next append().
+    """
+
+    def __init__(
+        self, params: SamplingParams, prompt_token_ids: Iterable[int], *, eos_ids: Iterable[int], vocab_size: int
+    ) -> None:
+        self._params = params
+        self._num_output = 0
+        endings = [t for t in (*eos_ids, *params.stop_token_ids) if t < vocab_size] if params.min_tokens else []
+        prompt = set(np.asarray(prompt_token_ids).tolist()) if params.repetition_penalty != 1.0 else set()
+        known = dict.fromkeys([*params.logit_bias, *params.banned_token_ids, *endings, *prompt])
+        self._places = {token_id: place for place, token_id in enumerate(known)}
+        self._table = _Table.over(known)
+        self._table.bias[self._at(params.logit_bias)] = list(params.logit_bias.values())
+        self._table.bias[self._at(params.banned_token_ids)] = -np.inf
+        self._table.scale[self._at(prompt)] = params.repetition_penalty
+        self._endings = self._at(endings)
+
+    @property
+    def active(self) -> bool:
+        """False when no row of this sequence is adjusted any more: rows() and append() can be skipped for good."""
+        params = self._params
+        return bool(
+            params.has_penalties or params.logit_bias or params.banned_token_ids or self._num_output < params.min_tokens
+        )
+
+    def append(self, token_ids: Iterable[int]) -> None:
+        """Takes note of output tokens."""
+        for token_id in token_ids:
+            self._num_output += 1
+            if self._params.has_penalties:
+                if token_id not in self._places:
+                    self._places[token_id] = len(self._places)
+                    self._table = self._table.with_token(token_id)
+                place = self._places[token_id]
+                self._table.count[place] += 1
+                self._table.scale[place] = self._params.repetition_penalty
+
+    def rows(self, draft: Draft | None, *, num_output: int) -> list[RowAdjustments]:
+        """Adjustments of the root's row and of each node's, every one with its own path as history.
+
+        num_output is the number of output tokens before the draft.
+        """
+        assert num_output == self._num_output, "rows() and append() disagree on the output's length"
+        tables, lengths = [self._table], [num_output]
+        if draft is not None:
+            for token_id, parent in zip(draft.token_ids.tolist(), draft.parents.tolist(), strict=True):
+                table = tables[parent + 1]
+                tables.append(self._after(table, token_id) if self._params.has_penalties else table)
+                lengths.append(lengths[parent + 1] + 1)
+        return [self._finish(table, length) for table, length in zip(tables, lengths, strict=True)]
+
+    def _after(self, table: _Table, token_id: int) -> _Table:
+        """The table of a row whose path goes on with token_id."""
+        place = self._places.get(token_id)
+        if place is None:  # not in the history, but perhaps on this path
+            num_known = len(self._places)
+            drafted = table.ids[num_known:].tolist()
+            place = num_known + (drafted.index(token_id) if token_id in drafted else len(drafted))
+        if place == len(table.ids):
+            table = table.with_token(token_id)
+        else:
+            table = table._replace(scale=table.scale.copy(), count=table.count.copy())
+        table.scale[place] = self._params.repetition_penalty
+        table.count[place] += 1
+        return table
+
+    def _finish(self, table: _Table, num_output: int) -> RowAdjustments:
+        params = self._params
+        bias = table.bias
+        if num_output < params.min_tokens:
+            bias = bias.copy()
+            bias[self._endings] = -np.inf
+        penalty = np.where(table.count > 0, params.presence_penalty + params.frequency_penalty * table.count, 0.0)
+        return RowAdjustments(table.ids, bias, table.scale, penalty.astype(np.float32))
+
+    def _at(self, token_ids: Iterable[int]) -> np.ndarray:
+        return np.array([self._places[t] for t in token_ids], dtype=np.int64)
+
+
+def pack_adjustments(rows: Sequence[RowAdjustments | None]) -> Adjustments:
+    """The rows of a pass, one after another; None = a row without adjustments."""
+    present = [row for row in rows if row is not None]
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([0 if row is None else len(row.ids) for row in rows], out=offsets[1:])
+    empty = RowAdjustments(np.empty(0, np.int32), *(np.empty(0, np.float32) for _ in range(3)))
+    ids, bias, scale, penalty = (np.concatenate(parts) for parts in zip(empty, *present, strict=True))
+    return Adjustments(offsets=offsets, ids=ids, bias=bias, scale=scale, penalty=penalty)
+
+
+def allowed_mask(params: SamplingParams, *, vocab_size: int) -> np.ndarray | None:
+    """Bit mask of allowed_token_ids as RowSampling.allowed wants it: [ceil(V/8)] uint8; None = all are allowed."""
+    if params.allowed_token_ids is None:
+        return None
+    allowed = np.zeros(vocab_size, dtype=bool)
+    allowed[list(params.allowed_token_ids)] = True
+    return np.packbits(allowed, bitorder="little")
 
 
 def adjusted_row(logits: np.ndarray, sampling: RowSampling, row: int) -> np.ndarray:
@@ -27,84 +156,3 @@ def adjusted_row(logits: np.ndarray, sampling: RowSampling, row: int) -> np.ndar
         if not allowed.all():
             z = np.where(allowed, z, np.float32(-np.inf))
     return z
-
-
-def survivors(logits: np.ndarray, sampling: RowSampling, row: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of adjusted logits [V] that the row's filters keep: ids [K] ascending, log weights [K] float64.
-
-    A log weight is (z - max z) / temperature, so the likeliest token has 0; temperature 0 keeps that token alone.
-    Ties at a border keep the lowest ids. Raises ConfigError if every token is banned.
-    """
-    likeliest = int(logits.argmax())
-    if logits[likeliest] == -np.inf:
-        raise ConfigError(
-            "every token is banned by allowed_token_ids, banned_token_ids, logit_bias or min_tokens; at least one"
-            " must stay: allow more tokens."
-        )
-    temperature, min_p, top_p = (float(x[row]) for x in (sampling.temperature, sampling.min_p, sampling.top_p))
-    if temperature == 0:
-        return np.array([likeliest]), np.zeros(1)
-    log_weights = logits.astype(np.float64)
-    log_weights -= logits[likeliest]
-    log_weights /= temperature
-    lowest = np.log(min_p) if min_p > 0 else np.finfo(np.float64).min  # the latter drops banned tokens only
-    ids = np.flatnonzero(log_weights >= lowest)
-    log_weights = log_weights[ids]
-    top_k = int(sampling.top_k[row])
-    if 0 < top_k < len(ids):
-        kept = np.sort(best_first(log_weights, top_k))
-        ids, log_weights = ids[kept], log_weights[kept]
-    if top_p < 1:
-        kept = _nucleus(log_weights, top_p)
-        ids, log_weights = ids[kept], log_weights[kept]
-    return ids, log_weights
-
-
-def best_first(values: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` largest of values [K], largest first, lowest index first among ties; sorts only those."""
-    if count < 1:
-        return np.empty(0, dtype=np.int64)
-    candidates = np.arange(len(values))
-    if count < len(values):
-        border = np.partition(values, len(values) - count)[len(values) - count]
-        candidates = np.flatnonzero(values >= border)
-    order = np.argsort(-values[candidates], kind="stable")
-    return candidates[order[:count]]
-
-
-def process(logits: np.ndarray, sampling: RowSampling) -> np.ndarray:
-    """Processed logits of logits [M, V] float32: [M, V] float64, the likeliest token 0, dropped tokens -inf.
-
-    Adjustments, temperature, min-p, top-k, top-p in this order (vLLM's); greedy rows keep their likeliest token.
-    Raises ConfigError if a row bans every token.
-    """
-    processed = np.full(logits.shape, -np.inf)
-    for i in range(len(logits)):
-        ids, log_weights = survivors(adjusted_row(logits, sampling, i), sampling, i)
-        processed[i, ids] = log_weights
-    return processed
-
-
-def laws(logits: np.ndarray, sampling: RowSampling) -> np.ndarray:
-    """The laws that rows of logits [M, V] float32 are sampled from, after all processors: [M, V] float64."""
-    weights = np.exp(process(logits, sampling))
-    return weights / weights.sum(axis=-1, keepdims=True)
-
-
-def _nucleus(log_weights: np.ndarray, top_p: float) -> np.ndarray:
-    """Mask [K] of the smallest set of likeliest tokens that holds top_p of the mass.
-
-    No sort of the vocabulary: a histogram over log weights finds the bucket where the mass is reached, and only that
-    bucket is sorted.
-    """
-    weights = np.exp(log_weights)
-    buckets = np.minimum(log_weights * -_BUCKETS_PER_NAT, _NUM_BUCKETS - 1).astype(np.int32)
-    mass = np.cumsum(np.bincount(buckets, weights=weights))
-    target = top_p * mass[-1]
-    border = int(np.searchsorted(mass, target))  # first bucket whose end reaches the target
-    kept = buckets < border
-    inside = np.flatnonzero(buckets == border)
-    inside = inside[np.argsort(-log_weights[inside], kind="stable")]
-    reached = (mass[border - 1] if border else 0.0) + np.cumsum(weights[inside])
-    kept[inside[: int(np.searchsorted(reached, target)) + 1]] = True
-    return kept

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.sampling.filters import best_first, laws, survivors
 from paceline.sampling.noise import row_words, to_uniform, words
-from paceline.sampling.processors import adjusted_row, best_first, laws, survivors
+from paceline.sampling.processors import adjusted_row
 from paceline.sampling.race import race
 from paceline.types import ForwardOutput, Logprobs, RowSampling
 
@@ -28,8 +29,29 @@ def sample_rows(logits: np.ndarray, sampling: RowSampling) -> ForwardOutput:
         token_ids=token_ids,
         logits=logits if sampling.want_logits else None,
         laws=laws(logits, sampling) if sampling.want_laws else None,
-        logprobs=None if sampling.num_logprobs is None else _logprobs(logits, sampling, token_ids),
+        logprobs=_reported(logits, sampling, token_ids),
     )
+
+
+def raw_logprobs(logits: np.ndarray, token_ids: np.ndarray, *, num_logprobs: int) -> Logprobs:
+    """Log-probabilities of token_ids [M], and the best num_logprobs, under logits [M, V] float32.
+
+    No processor comes before them: they are the model's own.
+    """
+    count = min(num_logprobs, logits.shape[-1])
+    token = np.empty(len(logits), dtype=np.float32)
+    rank = np.empty(len(logits), dtype=np.int32)
+    top_ids = np.empty((len(logits), count), dtype=np.int32)
+    top = np.empty((len(logits), count), dtype=np.float32)
+    for i, row in enumerate(logits):
+        likeliest = row.max()
+        log_total = float(likeliest) + np.log(np.exp(row - likeliest).sum(dtype=np.float64))
+        value = row[token_ids[i]]
+        token[i] = value - log_total
+        rank[i] = 1 + np.count_nonzero(row > value)
+        top_ids[i] = best_first(row, count)
+        top[i] = row[top_ids[i]] - log_total
+    return Logprobs(token=token, rank=rank, top_ids=top_ids, top=top)
 
 
 def race_margin(logits: np.ndarray, sampling: RowSampling) -> float:
@@ -48,6 +70,14 @@ def race_margin(logits: np.ndarray, sampling: RowSampling) -> float:
         return float("inf")
     second, best = np.partition(scores, len(scores) - 2)[-2:]
     return float(best - second)
+
+
+def _reported(logits: np.ndarray, sampling: RowSampling, token_ids: np.ndarray) -> Logprobs | None:
+    if sampling.num_logprobs is None:
+        return None
+    if sampling.logprob_ids is not None:
+        token_ids = np.where(sampling.logprob_ids >= 0, sampling.logprob_ids, token_ids)
+    return raw_logprobs(logits, token_ids, num_logprobs=sampling.num_logprobs)
 
 
 def _sample(logits: np.ndarray, sampling: RowSampling, i: int) -> int:
@@ -74,23 +104,3 @@ def _uniforms(ids: np.ndarray, vocab_size: int, sampling: RowSampling, i: int) -
     first = np.concatenate(([True], blocks[1:] != blocks[:-1]))
     drawn = words(blocks[first], **counter)
     return to_uniform(drawn[np.cumsum(first) - 1, ids & 3])
-
-
-def _logprobs(logits: np.ndarray, sampling: RowSampling, token_ids: np.ndarray) -> Logprobs:
-    count = min(sampling.num_logprobs or 0, logits.shape[-1])
-    wanted = token_ids
-    if sampling.logprob_ids is not None:
-        wanted = np.where(sampling.logprob_ids >= 0, sampling.logprob_ids, token_ids)
-    token = np.empty(len(logits), dtype=np.float32)
-    rank = np.empty(len(logits), dtype=np.int32)
-    top_ids = np.empty((len(logits), count), dtype=np.int32)
-    top = np.empty((len(logits), count), dtype=np.float32)
-    for i, row in enumerate(logits):
-        likeliest = row.max()
-        log_total = float(likeliest) + np.log(np.exp(row - likeliest).sum(dtype=np.float64))
-        value = row[wanted[i]]
-        token[i] = value - log_total
-        rank[i] = 1 + np.count_nonzero(row > value)
-        top_ids[i] = best_first(row, count)
-        top[i] = row[top_ids[i]] - log_total
-    return Logprobs(token=token, rank=rank, top_ids=top_ids, top=top)
