@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.output import note, output_json, print_json, statistics_line, write_text
-from paceline.errors import PromptError
+from paceline.errors import ConfigError, PromptError
 from paceline.types import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def generate(
 
     An instruct model gets its chat template; --raw sends the text as it is.
     """
+    if logprobs is not None and not as_json:
+        raise ConfigError("--logprobs shows in JSON only and would be ignored: add --json.")
     params = SamplingParams(
         temperature=temperature,
         top_k=top_k,
@@ -95,10 +97,10 @@ def read_prompt(prompt: str) -> str:
 
 def _input(llm: LLM, text: str, *, raw: bool, system: str | None) -> str | list[dict[str, Any]]:
     if raw and system is not None:
-        raise PromptError("--raw sends the text as it is and would ignore --system: drop one of the two.")
+        raise ConfigError("--raw sends the text as it is and would ignore --system: drop one of the two.")
     if raw or llm.tokenizer.chat_template is None:
         if system is not None:
-            raise PromptError("this model has no chat template and would ignore --system: put it into the prompt.")
+            raise ConfigError("this model has no chat template and would ignore --system: put it into the prompt.")
         return text
     messages = [{"role": "system", "content": system}] if system is not None else []
     return [*messages, {"role": "user", "content": text}]

@@ -74,7 +74,7 @@ def statistics_line(output: RequestOutput) -> str:
 
 
 def metrics_json(metrics: SpeculationMetrics) -> dict[str, Any]:
-    """`metrics.speculative_decoding` of a response; acceptance_histogram[k] counts the drafts with k tokens accepted."""
+    """`metrics.speculative_decoding` of a response; acceptance_histogram[k] counts drafts with k tokens accepted."""
     reached = (metrics.num_drafts, *metrics.num_accepted_tokens_per_pos, 0)
     return {
         "mean_acceptance_length": metrics.acceptance_length,
