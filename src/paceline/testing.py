@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.errors import PromptError
 from paceline.interfaces import KVLayout
+from paceline.sampling.sampler import sample_rows
 from paceline.types import Draft, DraftLaw, ForwardBatch, ForwardOutput, RequestView, RowSampling, Verdict
 
 _MASK = 2**64 - 1
@@ -69,11 +70,7 @@ class ToyModel:
         for request in range(len(batch.context_lengths)):
             for token, row in self._run_request(batch, request, wanted):
                 logits[wanted[token]] = row
-        if sampling is None:
-            return ForwardOutput(logits=logits)
-        from paceline.sampling.sampler import sample_rows
-
-        return sample_rows(logits, sampling)
+        return ForwardOutput(logits=logits) if sampling is None else sample_rows(logits, sampling)
 
     def move(self, src_slots: np.ndarray, dst_slots: np.ndarray) -> None:
         """Copies keys between slots [K]; all sources are read before any destination is written."""
