@@ -29,7 +29,7 @@ class Prompt:
 def read_prompts(path: str) -> list[Prompt]:
     """All prompts of a file. Raises ConfigError, with the line's number, for a file or a line that cannot be read."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # splitlines would cut at U+2028 too
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text file in UTF-8: prompt files are JSON lines.") from error
     except OSError as error:

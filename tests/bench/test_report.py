@@ -1,0 +1,88 @@
+"""The arithmetic of `paceline bench`, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.bench.report import summarize
+from paceline.bench.runner import Measurement, Sample
+from paceline.bench.workload import Prompt
+from paceline.types import Completion, RequestOutput, SpeculationMetrics
+
+CHAT, CODE = Prompt("a", "chat", ("x",)), Prompt("b", "code", ("y",))
+
+
+def sample(prompt, mode, *, tokens, prefill, decode, seconds, metrics=None):
+    ids = tuple(range(tokens))
+    output = RequestOutput(
+        request_id="r",
+        prompt=None,
+        prompt_token_ids=(1,),
+        outputs=(Completion(index=0, text="", token_ids=ids, finish_reason="length"),),
+        seed=0,
+        finished=True,
+        lossless=True,
+        reproducible=True,
+        metrics=metrics or SpeculationMetrics(),
+        prefill_seconds=prefill,
+        decode_seconds=decode,
+    )
+    return Sample(prompt, mode, output, seconds)
+
+
+def measurement(*, repeats: int = 1, code_tokens: int = 5):
+    drafted = SpeculationMetrics(
+        num_drafts=4, num_draft_tokens=20, num_accepted_tokens=6, num_accepted_tokens_per_pos=(4, 2), num_steps=4
+    )
+    samples = []
+    for repeat in range(repeats):
+        slower = 1 + repeat  # the median of 1, 2, 3 is 2
+        samples += [
+            sample(CHAT, "plain", tokens=11, prefill=1 * slower, decode=10 * slower, seconds=11 * slower),
+            sample(CHAT, "speculative", tokens=11, prefill=1, decode=5, seconds=6, metrics=drafted),
+            sample(CODE, "plain", tokens=5, prefill=2 * slower, decode=4 * slower, seconds=6 * slower),
+            sample(CODE, "speculative", tokens=code_tokens, prefill=2, decode=1, seconds=3, metrics=drafted),
+        ]
+    plain = tuple(17.0 * (1 + repeat) for repeat in range(repeats))
+    return Measurement(tuple(samples), {"plain": plain, "speculative": (9.0,) * repeats})
+
+
+def test_one_run():
+    report = summarize(measurement())
+    plain = report["plain"]
+    assert plain["requests"] == 2
+    assert plain["tokens"] == 16
+    assert (plain["prefill_seconds"], plain["decode_seconds"], plain["wall_seconds"]) == (3, 14, 17)
+    assert plain["tokens_per_second"] == pytest.approx(16 / 17)
+    assert plain["decode_tokens_per_second"] == pytest.approx(14 / 14)  # without each request's first token
+    assert plain["by_category"]["chat"]["tokens_per_second"] == pytest.approx(11 / 11)
+    assert plain["by_category"]["code"]["decode_tokens_per_second"] == pytest.approx(4 / 4)
+    assert report["speedup"] == pytest.approx(17 / 9)
+    assert report["decode_speedup"] == pytest.approx(14 / 6)
+    assert report["by_category"] == {
+        "chat": {"speedup": pytest.approx(11 / 6), "decode_speedup": pytest.approx(2)},
+        "code": {"speedup": pytest.approx(2), "decode_speedup": pytest.approx(4)},
+    }
+    assert report["acceptance_length"] == pytest.approx(1 + 12 / 8)
+    assert report["acceptance_rate"] == pytest.approx(12 / 40)
+    assert report["identical"] == 2
+
+
+def test_repeats_take_medians():
+    report = summarize(measurement(repeats=3))
+    assert report["plain"]["tokens"] == 16
+    assert report["plain"]["wall_seconds"] == 34
+    assert report["plain"]["decode_seconds"] == 28
+    assert report["decode_speedup"] == pytest.approx(28 / 6)
+
+
+def test_texts_that_differ_are_counted():
+    assert summarize(measurement(code_tokens=4))["identical"] == 1
+
+
+def test_one_token_answers_have_no_decode_rate():
+    samples = tuple(sample(CHAT, mode, tokens=1, prefill=1, decode=0, seconds=1) for mode in ("plain", "speculative"))
+    report = summarize(Measurement(samples, {"plain": (1.0,), "speculative": (1.0,)}))
+    assert report["plain"]["decode_tokens_per_second"] == 0
+    assert report["decode_speedup"] is None
+    assert report["speedup"] == 1
