@@ -53,7 +53,7 @@ def chat(
     from paceline.llm import LLM
 
     llm = LLM(model, config=config, progress=True)
-    if llm.tokenizer.chat_template is None:
+    if not llm.tokenizer.has_chat_template:
         raise ConfigError(f"{model} has no chat template: use `paceline generate`, or an instruct model.")
     note(llm.model_card)
     note("/reset forgets the conversation, /exit leaves; Ctrl-C stops an answer.")

@@ -98,7 +98,7 @@ def read_prompt(prompt: str) -> str:
 def _input(llm: LLM, text: str, *, raw: bool, system: str | None) -> str | list[dict[str, Any]]:
     if raw and system is not None:
         raise ConfigError("--raw sends the text as it is and would ignore --system: drop one of the two.")
-    if raw or llm.tokenizer.chat_template is None:
+    if raw or not llm.tokenizer.has_chat_template:
         if system is not None:
             raise ConfigError("this model has no chat template and would ignore --system: put it into the prompt.")
         return text

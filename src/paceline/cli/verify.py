@@ -65,7 +65,7 @@ def verify(
     with progress_bar("verifying", total=len(chosen)) as advance:
         equality = compare(llm, chosen, params=params, batch_size=concurrency, advance=advance)
     if as_json:
-        print_json(_json(equality))
+        print_json(equality_json(equality))
     else:
         _print(equality)
     return 0 if equality.holds else 1
@@ -79,7 +79,8 @@ def _require_comparable(speculation: SpeculationConfig, params: SamplingParams) 
         )
 
 
-def _json(equality: Equality) -> dict[str, object]:
+def equality_json(equality: Equality) -> dict[str, object]:
+    """The JSON of `paceline verify`."""
     return {
         "prompts": equality.prompts,
         "identical": equality.identical,
