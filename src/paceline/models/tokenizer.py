@@ -1,0 +1,209 @@
+"""Text to token ids and back, and chat messages to text, for any supported model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import ConfigError, CorruptFileError, MissingDependencyError
+from paceline.models.chat_template import ChatTemplate
+from paceline.models.gguf_tokenizer import add_ends, build_backend
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_GGUF_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_GGUF_END_KEYS = ("eos", "eot", "eom")
+# Control tokens that end a turn or a text, also where a GGUF's keys name only one of them (as llama.cpp does).
+_END_TEXTS = frozenset(
+    ("<|endoftext|>", "<|im_end|>", "<|end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>")
+)
+_SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
+
+
+class Tokenizer:
+    """A model's tokenizer. Immutable and thread-safe."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        eos_ids: Iterable[int] = (),
+        bos_id: int | None = None,
+        chat_template: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        """`special_tokens` are what a chat template may name: bos_token, eos_token, ..."""
+        self._backend = backend
+        self._chat_template = (
+            None if chat_template is None else ChatTemplate(chat_template, special_tokens=special_tokens or {})
+        )
+        self._byte_level = type(backend.decoder).__name__ == "ByteLevel"
+        self.eos_ids = frozenset(eos_ids)
+        self.bos_id = bos_id
+        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """From the metadata of a GGUF file (raw keys).
+
+        Raises UnsupportedModelError or CorruptFileError as gguf_tokenizer.build_backend does.
+        """
+        backend = build_backend(metadata)
+        special = {
+            name: token
+            for name, key in _GGUF_SPECIAL.items()
+            if (token := backend.id_to_token(metadata.get(f"tokenizer.ggml.{key}_token_id", 1 << 31))) is not None
+        }
+        eos_ids = {metadata[key] for name in _GGUF_END_KEYS if (key := f"tokenizer.ggml.{name}_token_id") in metadata}
+        eos_ids |= {i for i, t in backend.get_added_tokens_decoder().items() if t.special and t.content in _END_TEXTS}
+        return cls(
+            backend,
+            eos_ids=eos_ids,
+            bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
+            chat_template=metadata.get("tokenizer.chat_template"),
+            special_tokens=special,
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """From the tokenizer files of a Hugging Face model folder.
+
+        Raises CorruptFileError for a missing or malformed file, MissingDependencyError where only transformers could
+        convert the files and it is not installed.
+        """
+        backend = _backend_from_folder(folder)
+        backend.no_truncation()
+        backend.no_padding()
+        settings = _read_json(folder / "tokenizer_config.json")
+        special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
+        if isinstance(settings.get("add_bos_token"), bool) or isinstance(settings.get("add_eos_token"), bool):
+            add_ends(
+                backend,
+                bos=special.get("bos_token") if settings.get("add_bos_token") else None,
+                eos=special.get("eos_token") if settings.get("add_eos_token") else None,
+            )
+        configs = (_read_json(folder / "generation_config.json"), _read_json(folder / "config.json"))
+        eos_ids = {i for config in configs for i in _as_ids(config.get("eos_token_id"))}
+        if "eos_token" in special and (eos_id := backend.token_to_id(special["eos_token"])) is not None:
+            eos_ids.add(eos_id)
+        bos_id = backend.token_to_id(special["bos_token"]) if "bos_token" in special else None
+        return cls(
+            backend,
+            eos_ids=eos_ids,
+            bos_id=bos_id,
+            chat_template=_folder_template(folder, settings),
+            special_tokens=special,
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with the model's own start token unless add_special_tokens is False.
+
+        Special tokens written out in the text become their ids.
+        """
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids; bytes that make no character become U+FFFD, ids beyond the vocabulary nothing."""
+        return self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """The text that one token adds, its leading space included; "" beyond the vocabulary."""
+        if self._byte_level:
+            return self.decode([token_id], skip_special_tokens=False)
+        return (self._backend.id_to_token(int(token_id)) or "").replace("▁", " ")
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether render_chat can work."""
+        return self._chat_template is not None
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt text of a conversation; encode it with add_special_tokens=False, as encode_chat does.
+
+        Raises ConfigError for a model without a template or a template that fails, PromptError for malformed messages.
+        """
+        if self._chat_template is None:
+            raise ConfigError("the model has no chat template (a base model?): use generate with a plain prompt.")
+        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation. Raises as render_chat does."""
+        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, add_special_tokens=False)  # the template writes the special tokens itself
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for two tokenizers if and only if every id means the same token."""
+        digest = hashlib.sha256()
+        for token, token_id in sorted(
+            self._backend.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1]
+        ):
+            digest.update(f"{token_id} {token}\n".encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+
+def _backend_from_folder(folder: Path) -> Backend:
+    from tokenizers import Tokenizer as Backend
+
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            return Backend.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            reason = str(error).splitlines()[0][:200]
+            raise CorruptFileError(f"{path} is malformed ({reason}): download the model again.") from error
+    if not any((folder / name).is_file() for name in _SLOW_FILES):
+        raise CorruptFileError(f"{folder} has no tokenizer.json: put the model's tokenizer files beside its weights.")
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{folder} has no tokenizer.json, and converting its older files needs transformers: "
+            "pip install 'paceline[bench]'."
+        ) from error
+    try:
+        return AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
+    except Exception as error:  # conversion can fail in any of several libraries
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise CorruptFileError(f"the tokenizer files in {folder} cannot be converted ({reason[0][:200]}).") from error
+
+
+def _folder_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text("utf-8")
+    template = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(template, list):  # named templates
+        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = by_name.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise CorruptFileError(f"{path} is not valid JSON ({error}): download the model again.") from error
+    if not isinstance(value, dict):
+        raise CorruptFileError(f"{path} is not a JSON object: download the model again.")
+    return value
+
+
+def _token_text(value: Any) -> str | None:
+    if isinstance(value, dict):  # an AddedToken written out
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _as_ids(value: Any) -> list[int]:
+    return [i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)]
