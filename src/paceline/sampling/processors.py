@@ -25,7 +25,7 @@ class _Table(NamedTuple):
     ids: np.ndarray  # [K] int32
     bias: np.ndarray  # [K] float32
     scale: np.ndarray  # [K] float32
-    count: np.ndarray  # [K] int32, occurrences in the output
+    uses: np.ndarray  # [K] int32, occurrences in the output
 
     @classmethod
     def over(cls, token_ids: Iterable[int]) -> _Table:
@@ -76,7 +76,7 @@ class PenaltyState:
                     self._places[token_id] = len(self._places)
                     self._table = self._table.with_token(token_id)
                 place = self._places[token_id]
-                self._table.count[place] += 1
+                self._table.uses[place] += 1
                 self._table.scale[place] = self._params.repetition_penalty
 
     def rows(self, draft: Draft | None, *, num_output: int) -> list[RowAdjustments]:
@@ -103,9 +103,9 @@ class PenaltyState:
         if place == len(table.ids):
             table = table.with_token(token_id)
         else:
-            table = table._replace(scale=table.scale.copy(), count=table.count.copy())
+            table = table._replace(scale=table.scale.copy(), uses=table.uses.copy())
         table.scale[place] = self._params.repetition_penalty
-        table.count[place] += 1
+        table.uses[place] += 1
         return table
 
     def _finish(self, table: _Table, num_output: int) -> RowAdjustments:
@@ -114,7 +114,7 @@ class PenaltyState:
         if num_output < params.min_tokens:
             bias = bias.copy()
             bias[self._endings] = -np.inf
-        penalty = np.where(table.count > 0, params.presence_penalty + params.frequency_penalty * table.count, 0.0)
+        penalty = np.where(table.uses > 0, params.presence_penalty + params.frequency_penalty * table.uses, 0.0)
         return RowAdjustments(table.ids, bias, table.scale, penalty.astype(np.float32))
 
     def _at(self, token_ids: Iterable[int]) -> np.ndarray:
