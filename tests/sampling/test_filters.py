@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.sampling.filters import best_first, laws, process
+from paceline.sampling.filters import best_first, laws
 from paceline.types import RowSampling
 
 
@@ -83,11 +83,6 @@ def test_the_law_is_that_of_the_warpers_of_transformers():
 def test_greedy_rows_keep_their_likeliest_token():
     logits = np.array([[0.0, 2.0, 2.0], [3.0, 1.0, -1.0]], np.float32)
     np.testing.assert_array_equal(laws(logits, rows(2, temperature=0.0)), [[0, 1, 0], [1, 0, 0]])
-
-
-def test_processed_logits_are_relative_to_the_likeliest():
-    z = process(np.array([[1.0, 3.0, 2.0]], np.float32), rows(1, temperature=0.5, top_k=2))
-    np.testing.assert_allclose(z, [[-np.inf, 0.0, -2.0]])
 
 
 def test_a_tiny_temperature_neither_overflows_nor_warns():

@@ -55,23 +55,22 @@ def best_first(values: np.ndarray, count: int) -> np.ndarray:
     return candidates[order[:count]]
 
 
-def process(logits: np.ndarray, sampling: RowSampling) -> np.ndarray:
-    """Processed logits of logits [M, V] float32: [M, V] float64, the likeliest token 0, dropped tokens -inf.
+def laws(logits: np.ndarray, sampling: RowSampling) -> np.ndarray:
+    """The laws that rows of logits [M, V] float32 are sampled from, after all processors: [M, V] float64.
 
-    Adjustments, temperature, min-p, top-k, top-p in this order (vLLM's); greedy rows keep their likeliest token.
-    Raises ConfigError if a row bans every token.
+    Greedy rows have all their mass on the likeliest token. Raises ConfigError if a row bans every token.
     """
-    processed = np.full(logits.shape, -np.inf)
+    result = np.zeros(logits.shape)
     for i in range(len(logits)):
         ids, log_weights = survivors(adjusted_row(logits, sampling, i), sampling, i)
-        processed[i, ids] = log_weights
-    return processed
+        result[i, ids] = normalised(log_weights)
+    return result
 
 
-def laws(logits: np.ndarray, sampling: RowSampling) -> np.ndarray:
-    """The laws that rows of logits [M, V] float32 are sampled from, after all processors: [M, V] float64."""
-    weights = np.exp(process(logits, sampling))
-    return weights / weights.sum(axis=-1, keepdims=True)
+def normalised(log_weights: np.ndarray) -> np.ndarray:
+    """Probabilities in proportion to exp(log_weights [K]), whose largest is 0."""
+    weights = np.exp(log_weights)
+    return weights / weights.sum()
 
 
 def _nucleus(log_weights: np.ndarray, top_p: float) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.sampling.filters import best_first, laws, survivors
+from paceline.sampling.filters import best_first, normalised, survivors
 from paceline.sampling.noise import row_words, to_uniform, words
 from paceline.sampling.processors import adjusted_row
 from paceline.sampling.race import race
@@ -21,14 +21,21 @@ def sample_rows(logits: np.ndarray, sampling: RowSampling) -> ForwardOutput:
     exponential race over the processed logits, with the words of design.md section 4; lowest id on ties. Raw
     log-probabilities, logits and laws come along where asked. Raises ConfigError if a row bans every token.
     """
-    if sampling.adjustments is None and sampling.allowed is None and not sampling.temperature.any():
+    num_rows, vocab_size = logits.shape
+    laws = np.zeros(logits.shape) if sampling.want_laws else None
+    if laws is None and sampling.adjustments is None and sampling.allowed is None and not sampling.temperature.any():
         token_ids = logits.argmax(axis=-1).astype(np.int32)
     else:
-        token_ids = np.array([_sample(logits, sampling, i) for i in range(len(logits))], dtype=np.int32)
+        token_ids = np.empty(num_rows, dtype=np.int32)
+        for i in range(num_rows):
+            ids, log_weights = survivors(adjusted_row(logits, sampling, i), sampling, i)
+            if laws is not None:
+                laws[i, ids] = normalised(log_weights)
+            token_ids[i] = _winner(ids, log_weights, vocab_size, sampling, i)
     return ForwardOutput(
         token_ids=token_ids,
         logits=logits if sampling.want_logits else None,
-        laws=laws(logits, sampling) if sampling.want_laws else None,
+        laws=laws,
         logprobs=_reported(logits, sampling, token_ids),
     )
 
@@ -80,14 +87,13 @@ def _reported(logits: np.ndarray, sampling: RowSampling, token_ids: np.ndarray) 
     return raw_logprobs(logits, token_ids, num_logprobs=sampling.num_logprobs)
 
 
-def _sample(logits: np.ndarray, sampling: RowSampling, i: int) -> int:
-    row = adjusted_row(logits, sampling, i)
-    ids, log_weights = survivors(row, sampling, i)
+def _winner(ids: np.ndarray, log_weights: np.ndarray, vocab_size: int, sampling: RowSampling, i: int) -> int:
+    """The race of row i among its surviving tokens."""
     hopeful = log_weights > _HOPELESS
     ids, log_weights = ids[hopeful], log_weights[hopeful]
     if len(ids) == 1:
         return int(ids[0])
-    return int(ids[race(np.exp(log_weights), _uniforms(ids, len(row), sampling, i))])
+    return int(ids[race(np.exp(log_weights), _uniforms(ids, vocab_size, sampling, i))])
 
 
 def _uniforms(ids: np.ndarray, vocab_size: int, sampling: RowSampling, i: int) -> np.ndarray:
