@@ -15,17 +15,19 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+BYTE_LEVEL_SPACES = ("\u0120", "\u010a")  # space and line feed
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def write_tiny_llama(folder: Path, *, seed: int = 0, num_special: int = 3, template: str | None = TEMPLATE) -> Path:
-    """A Hugging Face folder with a two-layer Llama of random weights over single bytes, and a chat template.
+    """A Hugging Face folder with a two-layer Llama of random weights over single ASCII characters, and a chat template.
 
     num_special changes the size of the vocabulary; template None makes a base model.
     """
     folder.mkdir(parents=True, exist_ok=True)
     special = [*SPECIAL, *(f"<|extra_{i}|>" for i in range(num_special - len(SPECIAL)))]
-    vocab = {token: index for index, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    characters = [*map(chr, range(ord("!"), ord("~") + 1)), *BYTE_LEVEL_SPACES]
+    vocab = {token: index for index, token in enumerate([*special, *characters])}
     tokenizer = Tokenizer(BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,0 +1,114 @@
+"""`paceline verify` and `paceline bench` on a tiny model, and the exit codes of what verify finds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.bench.equality import Divergence, Equality
+from paceline.cli.main import app
+
+SHORT = ("--max-tokens", "16", "--kv-cache-memory", "4M", "--threads", "1", "--speculation", "ngram")
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    lines = [
+        {"id": f"{category}-{i}", "category": category, "turns": [f"{category} {i} ab ab ab"]}
+        for i in range(3)
+        for category in ("chat", "code")
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def invoke(*args, exit_code=0):
+    result = CliRunner().invoke(app, list(map(str, args)))
+    assert result.exit_code == exit_code, result.output
+    return result
+
+
+@pytest.mark.parametrize("options", [(), ("--temperature", "0.8"), ("--concurrency", "3")])
+def test_verify_finds_the_same_ids(tiny_llama, prompts, options):
+    value = json.loads(invoke("verify", tiny_llama, "--prompts", prompts, *SHORT, *options, "--json").stdout)
+    assert (value["prompts"], value["identical"], value["ties"], value["divergences"]) == (6, 6, 0, [])
+    assert value["lossless"] is True
+    assert value["tokens"] > 6
+
+
+def test_verify_prints_a_line(tiny_llama, prompts):
+    result = invoke("verify", tiny_llama, "--prompts", prompts, "--limit", "2", *SHORT)
+    assert "2 of 2 prompts identical" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("margins", "exit_code"), [([], 0), ([5e-4], 0), ([2e-3], 1), ([5e-4, 2e-3], 1)], ids=["same", "tie", "no", "both"]
+)
+def test_verify_exit_code(tiny_llama, prompts, monkeypatch, margins, exit_code):
+    divergences = tuple(Divergence(f"chat-{i}", 4, 7, 8, margin) for i, margin in enumerate(margins))
+    monkeypatch.setattr("paceline.cli.verify.compare", lambda *a, **k: Equality(6, 96, divergences, True))
+    result = invoke("verify", tiny_llama, "--prompts", prompts, *SHORT, "--json", exit_code=exit_code)
+    value = json.loads(result.stdout)
+    assert value["identical"] == 6 - len(margins)
+    assert value["ties"] == sum(margin < 1e-3 for margin in margins)
+    assert [item["margin"] for item in value["divergences"]] == margins
+
+
+def test_a_lossy_rule_is_caught(tiny_llama, prompts):
+    lossy = '{"method": "ngram", "verification": "typical", "typical_epsilon": 1e-9, "typical_alpha": 1e-9}'
+    result = invoke(
+        "verify", tiny_llama, "--prompts", prompts, *SHORT[:6], "--temperature", "0.3", "--speculation", lossy,
+        "--json", exit_code=1,
+    )  # fmt: skip
+    value = json.loads(result.stdout)
+    assert value["lossless"] is False
+    assert value["identical"] < value["prompts"]
+    assert all(item["margin"] >= 0 for item in value["divergences"])
+
+
+def test_rules_that_keep_the_law_only_are_refused(tiny_llama, prompts):
+    rule = '{"method": "ngram", "verification": "rejection"}'
+    result = invoke(
+        "verify", tiny_llama, "--prompts", prompts, "--temperature", "1", "--speculation", rule, exit_code=2
+    )
+    assert "keeps the law of the text, not its ids" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["verify", "bench"])
+def test_no_drafter_is_refused(tiny_llama, prompts, command):
+    result = invoke(command, tiny_llama, "--prompts", prompts, "--speculation", "none", exit_code=2)
+    assert result.stderr.startswith("error: --speculation none leaves nothing to compare")
+
+
+def test_bench_json(tiny_llama, prompts, tmp_path):
+    path = tmp_path / "result.json"
+    options = ("--per-category", "2", "--repeats", "2", "--save", path)
+    value = json.loads(invoke("bench", tiny_llama, "--prompts", prompts, *SHORT, *options, "--json").stdout)
+    assert json.loads(path.read_text()) == value
+    for mode in ("plain", "speculative"):
+        assert set(value[mode]["by_category"]) == {"chat", "code"}
+        assert value[mode]["requests"] == 4
+        assert value[mode]["tokens"] == value["plain"]["tokens"]
+        assert value[mode]["wall_seconds"] >= value[mode]["prefill_seconds"] + value[mode]["decode_seconds"]
+    rates = [value[mode]["tokens_per_second"] for mode in ("speculative", "plain")]
+    assert value["speedup"] == pytest.approx(rates[0] / rates[1])
+    assert value["acceptance_length"] >= 1
+    assert 0 <= value["acceptance_rate"] <= 1
+    assert value["identical"] == 4
+    assert value["settings"]["speculation"]["method"] == "ngram"
+    assert value["environment"]["cores"] >= 1
+
+
+def test_bench_table_and_concurrency(tiny_llama, prompts):
+    result = invoke("bench", tiny_llama, "--prompts", prompts, *SHORT, "--concurrency", "4", "--category", "code")
+    assert "code" in result.stdout
+    assert "chat" not in result.stdout
+    assert "3 of 3 prompts identical" in " ".join(result.stdout.split())
+
+
+def test_save_into_a_missing_folder(tiny_llama, prompts, tmp_path):
+    result = invoke("bench", tiny_llama, "--prompts", prompts, "--save", tmp_path / "no" / "x.json", exit_code=2)
+    assert "there is no such folder" in result.stderr
