@@ -105,3 +105,10 @@ def test_typical_accepts_above_the_entropy_threshold():
     assert (verdict.path, verdict.kind) == ((0,), "recovered")
     assert verdict.final_token == 0  # the tokens below the threshold cannot be drawn
     assert verify("typical", draft, [flat, flat, flat]).path == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["rejection", "block"])
+@pytest.mark.parametrize("law", [DraftLaw(np.array([[1.0, 0.0]])), DraftLaw(np.array([[1.0]]), np.array([0]))])
+def test_a_token_that_its_own_law_excludes_is_a_bug_of_the_drafter(name, law):
+    with pytest.raises(AssertionError, match="broken drafted a token"):
+        verify(name, Draft.chain([1], source="broken", law=law), [[0.5, 0.5]] * 2)

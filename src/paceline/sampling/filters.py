@@ -32,7 +32,8 @@ def survivors(logits: np.ndarray, sampling: RowSampling, row: int) -> tuple[np.n
     log_weights /= temperature
     lowest = np.log(min_p) if min_p > 0 else np.finfo(np.float64).min  # the latter drops banned tokens only
     ids = np.flatnonzero(log_weights >= lowest)
-    log_weights = log_weights[ids]
+    if len(ids) < len(log_weights):
+        log_weights = log_weights[ids]
     top_k = int(sampling.top_k[row])
     if 0 < top_k < len(ids):
         kept = np.sort(best_first(log_weights, top_k))

@@ -11,4 +11,6 @@ def race(weights: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     weights [..., V] >= 0, not all 0, need not sum to 1; uniforms [..., V] in (0, 1). Returns [...] int64, the lowest
     index on ties. The same as adding Gumbel noise -log E to log weights; exact up to the grid of u.
     """
-    return np.argmax(weights / -np.log(uniforms), axis=-1)
+    scores = np.log(uniforms)  # -E
+    np.divide(weights, scores, out=scores)
+    return np.argmin(scores, axis=-1)

@@ -90,7 +90,8 @@ def _reported(logits: np.ndarray, sampling: RowSampling, token_ids: np.ndarray) 
 def _winner(ids: np.ndarray, log_weights: np.ndarray, vocab_size: int, sampling: RowSampling, i: int) -> int:
     """The race of row i among its surviving tokens."""
     hopeful = log_weights > _HOPELESS
-    ids, log_weights = ids[hopeful], log_weights[hopeful]
+    if 2 * np.count_nonzero(hopeful) < len(ids):  # otherwise sifting costs more than it saves
+        ids, log_weights = ids[hopeful], log_weights[hopeful]
     if len(ids) == 1:
         return int(ids[0])
     return int(ids[race(np.exp(log_weights), _uniforms(ids, vocab_size, sampling, i))])
@@ -105,7 +106,8 @@ def _uniforms(ids: np.ndarray, vocab_size: int, sampling: RowSampling, i: int) -
         "purpose": int(sampling.purpose[i]),
     }
     if 2 * len(ids) > vocab_size:
-        return to_uniform(row_words(vocab_size, **counter)[ids])
+        drawn = row_words(vocab_size, **counter)
+        return to_uniform(drawn if len(ids) == vocab_size else drawn[ids])
     blocks = ids >> 2
     first = np.concatenate(([True], blocks[1:] != blocks[:-1]))
     drawn = words(blocks[first], **counter)

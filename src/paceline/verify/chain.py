@@ -68,10 +68,14 @@ def draft_law(draft: Draft, node: int, vocab_size: int) -> np.ndarray:
 
 def log_ratios(draft: Draft, laws: np.ndarray) -> np.ndarray:
     """log p(x) - log q(x) of each node's token: [N] float64, -inf where the target never says x."""
-    target, drafted = np.empty(len(draft)), np.empty(len(draft))
-    for node, token in enumerate(draft.token_ids.tolist()):
-        target[node] = laws[node, token]
-        drafted[node] = draft_law(draft, node, laws.shape[-1])[token]
+    nodes = np.arange(len(draft))
+    target = laws[nodes, draft.token_ids]
+    drafted = np.ones(len(draft))
+    if draft.law is not None:
+        is_token = draft.token_ids[:, None] == draft.law.ids if draft.law.ids is not None else None
+        columns = draft.token_ids if is_token is None else is_token.argmax(axis=1)
+        drafted = draft.law.probs[nodes, columns]
+        assert is_token is None or is_token.any(axis=1).all(), f"{draft.source} drafted a token outside its law"
     assert np.all(drafted > 0), f"{draft.source} drafted a token that its own law excludes"
     with np.errstate(divide="ignore"):
         return np.log(target) - np.log(drafted)
