@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,7 @@ class CatalogEntry:
         return f"third-party packages {stem}1..{len(self.parts)} {first.version}"
 
 
-CATALOG: dict[str, CatalogEntry] = {
+CATALOG: Mapping[str, CatalogEntry] = {
     entry.name: entry
     for entry in (
         CatalogEntry(

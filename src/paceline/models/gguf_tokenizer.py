@@ -182,7 +182,7 @@ def _file_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]] | None:
 
 
 def _merges_by_score(tokens: list[str], types: list[int], scores: Any) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours that make the best-scored token: as merges, best token first, all its splits."""
+    """SentencePiece joins the neighbours that make the best-scored token: as merges, best token first, all splits."""
     mergeable = {
         token for token, kind in zip(tokens, types, strict=True) if kind not in (_CONTROL, _UNKNOWN, _UNUSED, _BYTE)
     }

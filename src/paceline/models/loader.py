@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,7 @@ def load(model: str, *, progress: bool = True) -> LoadedModel:
 
 def _load_gguf(name: str, path: Path) -> LoadedModel:
     file = GGUFFile(path)
+    _check_layers(path, file.metadata.get(f"{file.metadata.get('general.architecture')}.block_count"), file.shapes)
     try:
         spec = ModelSpec.from_gguf(file.metadata, tensor_names=file.tensors)
     except (TypeError, ValueError, ArithmeticError, IndexError) as error:
@@ -63,11 +65,13 @@ def _load_gguf(name: str, path: Path) -> LoadedModel:
 
 def _load_folder(name: str, path: Path) -> LoadedModel:
     config_path = path / "config.json"
+    folder = SafetensorsFolder(path)
     try:
-        spec = ModelSpec.from_hf_config(json.loads(config_path.read_text("utf-8")))
+        config = json.loads(config_path.read_text("utf-8"))
+        _check_layers(path, config.get("num_hidden_layers"), folder.shapes)
+        spec = ModelSpec.from_hf_config(config)
     except (TypeError, ValueError, ArithmeticError, IndexError, AttributeError) as error:
         raise CorruptFileError(f"{config_path} is malformed ({error}): download the model again.") from error
-    folder = SafetensorsFolder(path)
     return LoadedModel(
         name=name,
         path=path,
@@ -76,6 +80,14 @@ def _load_folder(name: str, path: Path) -> LoadedModel:
         weights=safetensors_weights(folder, spec),
         precision=f"{folder.precision} safetensors",
     )
+
+
+def _check_layers(path: Path, num_layers: Any, tensors: Collection[str]) -> None:
+    """A damaged count could announce billions of layers, which would be described one by one."""
+    if isinstance(num_layers, int) and num_layers > len(tensors):
+        raise CorruptFileError(
+            f"{path} announces {num_layers} layers but has {len(tensors)} tensors: download it again."
+        )
 
 
 def _gguf_precision(file: GGUFFile) -> str:

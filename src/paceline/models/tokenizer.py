@@ -56,18 +56,20 @@ class Tokenizer:
         Raises UnsupportedModelError or CorruptFileError as gguf_tokenizer.build_backend does.
         """
         backend = build_backend(metadata)
+        ids = {name: _gguf_id(metadata, name) for name in (*_GGUF_SPECIAL.values(), *_GGUF_END_KEYS)}
         special = {
             name: token
             for name, key in _GGUF_SPECIAL.items()
-            if (token := backend.id_to_token(metadata.get(f"tokenizer.ggml.{key}_token_id", 1 << 31))) is not None
+            if (token_id := ids[key]) is not None and (token := backend.id_to_token(token_id)) is not None
         }
-        eos_ids = {metadata[key] for name in _GGUF_END_KEYS if (key := f"tokenizer.ggml.{name}_token_id") in metadata}
+        eos_ids = {token_id for name in _GGUF_END_KEYS if (token_id := ids[name]) is not None}
         eos_ids |= {i for i, t in backend.get_added_tokens_decoder().items() if t.special and t.content in _END_TEXTS}
+        template = metadata.get("tokenizer.chat_template")
         return cls(
             backend,
             eos_ids=eos_ids,
-            bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
-            chat_template=metadata.get("tokenizer.chat_template"),
+            bos_id=ids["bos"],
+            chat_template=template if isinstance(template, str) else None,
             special_tokens=special,
         )
 
@@ -147,6 +149,15 @@ class Tokenizer:
         ):
             digest.update(f"{token_id} {token}\n".encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
+
+
+def _gguf_id(metadata: Mapping[str, Any], name: str) -> int | None:
+    token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if token_id is None:
+        return None
+    if not isinstance(token_id, int) or not 0 <= token_id < len(metadata["tokenizer.ggml.tokens"]):
+        raise CorruptFileError(f"the GGUF's {name}_token_id {token_id!r} is not a token: download the file again.")
+    return token_id
 
 
 def _backend_from_folder(folder: Path) -> Backend:
