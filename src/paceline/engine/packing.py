@@ -9,7 +9,7 @@ import numpy as np
 from paceline.cache.manager import CacheManager
 from paceline.engine.request import Sequence
 from paceline.engine.scheduler import ScheduledSequence
-from paceline.sampling.noise import TARGET
+from paceline.sampling.noise import SAMPLE
 from paceline.sampling.processors import pack_adjustments
 from paceline.types import Adjustments, Draft, ForwardBatch, RowSampling
 
@@ -141,7 +141,7 @@ def _row_sampling(
         seed=spread([s.request.seed for s in sequences], np.uint64),
         stream=spread([s.index for s in sequences], np.uint32),
         position=position,
-        purpose=np.full(len(position), TARGET, dtype=np.uint32),
+        purpose=np.full(len(position), SAMPLE, dtype=np.uint32),
         adjustments=_adjustments(sequences, drafts, rows),
         allowed=_allowed(sequences, rows),
         num_logprobs=max(wanted) if wanted else None,

@@ -19,6 +19,7 @@ _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
 _ROUNDS = 10
+_FEW_BLOCKS = 2  # up to here plain integers beat the calls of NumPy
 _SCALAR_ROUNDS = 3  # rounds after which a counter that varies in one word only has spread to all four
 
 
@@ -50,7 +51,12 @@ def words(blocks: np.ndarray, *, seed: Any, stream: Any, position: Any, purpose:
 
 def row_words(vocab_size: int, *, seed: int, stream: int, position: int, purpose: int) -> np.ndarray:
     """Words of the tokens 0..V-1 of one row: [V] uint32."""
-    blocks = np.arange((vocab_size + 3) // 4, dtype=np.uint64)
+    num_blocks = (vocab_size + 3) // 4
+    if num_blocks <= _FEW_BLOCKS:
+        key = int(seed) & _MASK, int(seed) >> 32
+        drawn = [_scalar_philox(block, int(position), int(stream), int(purpose), *key) for block in range(num_blocks)]
+        return np.array(drawn, dtype=np.uint32).reshape(-1)[:vocab_size]
+    blocks = np.arange(num_blocks, dtype=np.uint64)
     drawn = words(blocks, seed=int(seed), stream=int(stream), position=int(position), purpose=int(purpose))
     return drawn.reshape(-1)[:vocab_size]
 
@@ -77,12 +83,8 @@ class PhiloxNoise:
 
     def uniform(self, *, position: int, purpose: int, attempt: int) -> float:
         """One u in (0, 1), the word of token 0: a coin."""
-        c0, c1, c2, c3 = 0, int(position), self._stream, purpose_word(purpose, attempt)
-        k0, k1 = self._seed & _MASK, self._seed >> 32
-        for _ in range(_ROUNDS):
-            c0, c1, c2, c3 = _round(c0, c1, c2, c3, k0, k1)
-            k0, k1 = _next_key(k0, k1)
-        return (c0 + 0.5) * 2.0**-32
+        counter = 0, int(position), self._stream, purpose_word(purpose, attempt)
+        return (_scalar_philox(*counter, self._seed & _MASK, self._seed >> 32)[0] + 0.5) * 2.0**-32
 
 
 def _round(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:
@@ -94,6 +96,13 @@ def _round(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, A
 
 def _next_key(k0: Any, k1: Any) -> tuple[Any, Any]:
     return (k0 + _WEYL_0) & _MASK, (k1 + _WEYL_1) & _MASK
+
+
+def _scalar_philox(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, int, int, int]:
+    for _ in range(_ROUNDS):
+        c0, c1, c2, c3 = _round(c0, c1, c2, c3, k0, k1)
+        k0, k1 = _next_key(k0, k1)
+    return c0, c1, c2, c3
 
 
 def _philox(c0: np.ndarray, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> np.ndarray:
