@@ -1,0 +1,60 @@
+"""README.md: its example runs, its links lead somewhere, its table is the one that was measured."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_example_runs(capsys):
+    [example] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len([line for line in example.splitlines() if line]) <= 6
+    scope: dict = {}
+    exec(compile(example, "README.md", "exec"), scope)
+    assert "early bird" in capsys.readouterr().out
+    assert scope["answer"].metrics.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/design-notes.md", "docs/glossary.md"])
+def test_links(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    for target in targets:
+        assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_functions_that_a_token_passes_are_where_they_are_said_to_be():
+    links = re.findall(r"\[`(\w+)\.(\w+)`\]\(([^)]+)\)", README)
+    assert len(links) >= 6
+    for cls, function, path in links:
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert f"class {cls}" in source
+        assert f"def {function}(" in source
+
+
+def test_tree_names_what_is_there():
+    tree = README.partition("## Where things are")[2]
+    for name in re.findall(r"^  ([\w.]+?)(?:/|\s)", tree, re.MULTILINE):
+        assert (ROOT / "src" / "paceline" / name).exists(), name
+    packages = {path.name for path in (ROOT / "src" / "paceline").iterdir() if (path / "__init__.py").exists()}
+    assert all(f"{name}/" in tree for name in packages)
+
+
+def test_table_is_the_measured_one(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import readme_table
+
+    results = ROOT / "benchmarks" / "results" / "smollm2-135m.json"
+    if not results.exists():
+        assert "Not measured yet" in README
+        return
+    table = readme_table.render(json.loads(results.read_text(encoding="utf-8")))
+    assert readme_table.paste(README, table) == README
+    sys.modules.pop("readme_table")
