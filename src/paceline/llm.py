@@ -15,6 +15,7 @@ from paceline.cache.budget import plan_blocks
 from paceline.config import CacheConfig, EngineConfig, SpeculationConfig
 from paceline.control.policy import FixedLength
 from paceline.engine.engine import Engine
+from paceline.engine.interrupt import deferred_interrupt
 from paceline.engine.probe import last_row
 from paceline.engine.progress import BatchProgress
 from paceline.errors import ConfigError, MissingDependencyError
@@ -185,8 +186,9 @@ class LLM:
     def _collect(self, request_id: str) -> Iterator[Delta]:
         """The request's next deltas; runs a step, for everybody, if none are there."""
         if not self._deltas[request_id]:
-            for delta in self.engine.step():
-                self._deltas[delta.request_id].append(delta)
+            with deferred_interrupt():
+                for delta in self.engine.step():
+                    self._deltas[delta.request_id].append(delta)
         while self._deltas[request_id]:
             yield self._deltas[request_id].popleft()
 
@@ -217,7 +219,10 @@ def _runner(model: LoadedModel, config: EngineConfig, cache: CacheConfig) -> Run
     except ImportError as error:
         raise MissingDependencyError("the torch engine needs torch: pip install 'paceline[torch]'.") from error
     dtype = _dtype(config)
-    max_model_len = min(config.max_model_len or model.spec.max_position_embeddings, model.spec.max_position_embeddings)
+    context = model.spec.context_length
+    max_model_len = config.max_model_len or context
+    if max_model_len > context:
+        raise ConfigError(f"max_model_len must be at most the model's context of {context}; got {max_model_len}.")
     num_blocks = plan_blocks(
         cache,
         bytes_per_block=kv_bytes_per_block(model.spec, block_size=cache.block_size, dtype=dtype),

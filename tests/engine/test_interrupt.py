@@ -1,0 +1,35 @@
+"""Ctrl-C is held back until a step is over."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from paceline.engine.interrupt import deferred_interrupt
+
+
+def test_an_interrupt_is_raised_after_the_block() -> None:
+    done = False
+    with pytest.raises(KeyboardInterrupt), deferred_interrupt():
+        signal.raise_signal(signal.SIGINT)
+        done = True
+    assert done
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_handlers_are_left_alone() -> None:
+    seen: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        with deferred_interrupt():
+            signal.raise_signal(signal.SIGINT)
+            assert seen == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def test_errors_pass_through() -> None:
+    with pytest.raises(ValueError, match="inner"), deferred_interrupt():
+        raise ValueError("inner")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
