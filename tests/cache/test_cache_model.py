@@ -9,25 +9,32 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from paceline.cache.manager import CacheManager
 
 Key = tuple[int, ...]  # a token with its whole prefix
 
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=14)  # two tokens: prefixes coincide often
+# Two tokens, so that prefixes coincide often.
+PROMPT = st.lists(st.integers(0, 1), min_size=1, max_size=5)
+GROWTH = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+
+somebody_runs = precondition(lambda self: self.known)
 
 
 class CacheMachine(RuleBasedStateMachine):
-    requests = Bundle("requests")
-
-    @initialize(num_blocks=st.integers(2, 12), block_size=st.sampled_from([1, 2, 4]), prefix_caching=st.booleans())
+    @initialize(
+        num_blocks=st.sampled_from([4, 7, 12, 40]),
+        block_size=st.sampled_from([1, 2, 4, 4]),
+        prefix_caching=st.sampled_from([True, True, False]),
+    )
     def start(self, num_blocks: int, block_size: int, prefix_caching: bool) -> None:
         self.cache = CacheManager(num_blocks=num_blocks, block_size=block_size, prefix_caching=prefix_caching)
         self.prefix_caching = prefix_caching
         self.pool: list[Key | None] = [None] * (num_blocks * block_size)
         self.known: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
+        self.texts: list[list[int]] = [[]]  # once computed
         self.count = 0
 
     def name(self) -> str:
@@ -49,26 +56,25 @@ class CacheMachine(RuleBasedStateMachine):
         for (_, dst), keys in zip(copies, held, strict=True):
             self.pool[dst * size : (dst + 1) * size] = keys
 
-    @rule(target=requests, tokens=TOKENS)
-    def arrive(self, tokens: list[int]) -> str:
-        request = self.name()
+    def any_of(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(list(self.known)))
+
+    @precondition(lambda self: len(self.known) < 5)
+    @rule(data=st.data(), tokens=PROMPT)
+    def arrive(self, data: st.DataObject, tokens: list[int]) -> None:
+        """A prompt that may begin like an earlier text."""
+        request, tokens = self.name(), data.draw(st.sampled_from(self.texts[-6:])) + tokens
         matched = self.cache.match_prefix(request, np.array(tokens, dtype=np.int32))
         assert matched % self.cache.block_size == 0
         assert matched <= len(tokens) - 1
         assert matched == 0 or self.prefix_caching
         self.known[request], self.computed[request] = tokens, matched
-        return request
 
-    @rule(
-        request=requests,
-        grown=TOKENS,
-        drafted=st.lists(st.integers(0, 1), max_size=6),
-        accepted=st.integers(0, 6),
-    )
-    def step(self, request: str, grown: list[int], drafted: list[int], accepted: int) -> None:
+    @somebody_runs
+    @rule(data=st.data(), grown=GROWTH, drafted=st.lists(st.integers(0, 1), max_size=6), accepted=st.integers(0, 6))
+    def step(self, data: st.DataObject, grown: list[int], drafted: list[int], accepted: int) -> None:
         """Computes pending tokens and a draft; keeps part of it."""
-        if request not in self.known:
-            return
+        request = self.any_of(data)
         start, known = self.computed[request], self.known[request] + grown
         tokens = known + drafted
         room = self.cache.num_allocatable(request, num_computed=start)
@@ -81,32 +87,36 @@ class CacheMachine(RuleBasedStateMachine):
         end = len(known) + min(accepted, len(drafted))
         self.known[request] = tokens[:end]
         self.computed[request] = end
+        self.texts.append(tokens[:end][:24])
         self.cache.commit(request, np.array(tokens[:end], dtype=np.int32), end)
         assert len(self.cache.block_table(request)) == -(-end // self.cache.block_size)
 
-    @rule(request=requests, kept=st.integers(0, 20))
-    def roll_back(self, request: str, kept: int) -> None:
+    @somebody_runs
+    @rule(data=st.data())
+    def roll_back(self, data: st.DataObject) -> None:
         """A draft model gives up tokens that it had committed."""
-        if request in self.known and kept < self.computed[request]:
-            self.computed[request] = kept
-            self.known[request] = self.known[request][:kept]
-            self.cache.commit(request, np.array(self.known[request], dtype=np.int32), kept)
+        request = self.any_of(data)
+        kept = data.draw(st.integers(0, self.computed[request]))
+        self.computed[request] = kept
+        self.known[request] = self.known[request][:kept]
+        self.cache.commit(request, np.array(self.known[request], dtype=np.int32), kept)
 
-    @rule(target=requests, parent=requests, shared=st.integers(0, 20))
-    def fork(self, parent: str, shared: int) -> str:
-        child = self.name()
-        if parent in self.known:
-            shared = min(shared, self.computed[parent])
-            self.cache.fork(parent, child, shared)
-            self.known[child], self.computed[child] = self.known[parent][:shared], shared
-        return child
+    @precondition(lambda self: 0 < len(self.known) < 5)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent, child = self.any_of(data), self.name()
+        shared = data.draw(st.integers(0, self.computed[parent]))
+        self.cache.fork(parent, child, shared)
+        self.known[child], self.computed[child] = self.known[parent][:shared], shared
 
-    @rule(request=consumes(requests))
-    def leave(self, request: str) -> None:
+    @somebody_runs
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        request = self.any_of(data)
         self.cache.free(request)
-        self.known.pop(request, None)
-        self.computed.pop(request, None)
+        del self.known[request], self.computed[request]
 
+    @precondition(lambda self: self.count % 10 == 9)
     @rule()
     def reset(self) -> None:
         self.cache.reset_prefix_cache()
@@ -131,4 +141,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCacheMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

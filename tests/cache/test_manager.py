@@ -164,6 +164,16 @@ def test_block_that_is_written_again_is_no_longer_found_by_its_old_content():
     assert cache.match_prefix("d", np.append(changed, 1)) == 8
 
 
+def test_blocks_after_a_rewritten_one_are_found_by_the_new_text():
+    cache = CacheManager(num_blocks=8, block_size=4)
+    run(cache, "a", tokens(8))
+    cache.commit("a", tokens(6), 6)
+    changed = np.concatenate([tokens(6), tokens(6, start=90)])
+    run(cache, "a", changed, num_computed=6)
+    assert cache.match_prefix("b", np.append(changed, 1)) == 12
+    assert cache.match_prefix("c", np.concatenate([tokens(8), changed[8:], [1]])) == 4
+
+
 def test_freeing_an_unknown_request_is_no_error():
     CacheManager(num_blocks=2).free("nobody")
 

@@ -173,6 +173,45 @@ def test_smaller_padded_vocabulary_names_its_columns():
     assert draft.law.ids.tolist() == list(range(12))
 
 
+def test_larger_padded_vocabulary_drafts_known_tokens_only():
+    (draft,) = drafter(rule_needs_law=True, vocab_size=6).propose([view([1, 2, 3], temperature=2.0)], [8])
+    assert draft is not None
+    assert draft.law is not None
+    assert draft.token_ids.max() < 6
+    assert draft.law.probs.shape == (8, 6)
+    np.testing.assert_allclose(draft.law.probs.sum(axis=1), 1)
+
+
+def test_request_that_names_tokens_beyond_the_draft_vocabulary_gets_no_draft():
+    assert propose(drafter(vocab_size=14), view(PROMPT, logit_bias={13: 1.0})) == [None]
+    assert propose(drafter(vocab_size=14), view(PROMPT, logit_bias={3: 1.0}))[0] is not None
+
+
+def test_penalties_see_the_drafted_tokens():
+    """No token twice: a strong presence penalty must act on tokens drafted in this call and on known output."""
+    params = {"presence_penalty": 2.0, "frequency_penalty": 2.0, "logit_bias": {5: 30.0}, "allowed_token_ids": range(9)}
+    small = toy(peakedness=0.1)
+    known = [3, 1, 4, 1]
+    drafted = []
+    subject = drafter(small)
+    for _ in range(2):
+        (draft,) = propose(subject, view([*known, *drafted], **params))
+        assert draft is not None
+        drafted += draft
+    assert drafted[0] == 5
+    assert sorted(t for t in drafted if t != 5) == sorted({t for t in drafted if t != 5})
+    assert max(drafted) < 9
+
+
+def test_min_tokens_bans_the_end():
+    bias = {"logit_bias": {1: 50.0}, "max_tokens": 9}
+    eos = frozenset({1})
+    assert propose(drafter(eos_ids=eos), view(PROMPT, **bias)) == [[1, 1, 1, 1]]
+    (draft,) = propose(drafter(eos_ids=eos), view(PROMPT, min_tokens=6, **bias))
+    assert draft is not None
+    assert [token == 1 for token in draft] == [False, False, True, True]
+
+
 def test_interrupted_call_is_taken_up_again():
     class Interrupted(ToyModel):
         passes_left = 2

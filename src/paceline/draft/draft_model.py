@@ -12,7 +12,18 @@ from paceline.cache.manager import CacheManager
 from paceline.errors import DraftMismatchError
 from paceline.interfaces import Runner
 from paceline.sampling.noise import DRAFT, SAMPLE, purpose_word
-from paceline.types import Draft, DraftLaw, ForwardBatch, RequestView, RowSampling, Verdict
+from paceline.sampling.processors import PenaltyState, RowAdjustments, allowed_mask, pack_adjustments
+from paceline.types import Adjustments, Draft, DraftLaw, ForwardBatch, RequestView, RowSampling, Verdict
+
+
+@dataclass(slots=True)
+class _State:
+    """What is kept for a request between calls."""
+
+    computed: np.ndarray  # tokens whose K/V is in the cache
+    penalties: PenaltyState
+    num_noted: int  # known tokens that the penalties have seen
+    allowed: np.ndarray | None  # [ceil(V/8)] uint8 bit mask, None = all tokens
 
 
 @dataclass(slots=True)
@@ -20,8 +31,8 @@ class _Job:
     """One request's part of a call of propose: known tokens, then drafted ones, of which some are computed."""
 
     view: RequestView
-    tokens: np.ndarray  # [known + num_draft] int32
-    num_draft: int  # tokens to draft
+    state: _State
+    tokens: np.ndarray  # [known + to be drafted] int32
     num_computed: int
     length: int  # known + drafted so far
     laws: list[np.ndarray] = field(default_factory=list)  # [V] of each drafted token
@@ -42,6 +53,7 @@ class DraftModelDrafter:
     rule_needs_law: the rule wants to know what the tokens were sampled from (`rejection`, `block`), so they are drawn
     with words of their own. Otherwise they are drawn with the very noise the target uses, which makes the two agree
     most often. vocab_size: the target's, where padding makes it differ from the runner's; None = the same.
+    eos_ids: the tokens that min_tokens bans.
     """
 
     hidden_layers = ()
@@ -54,17 +66,19 @@ class DraftModelDrafter:
         rule_needs_law: bool,
         prefix_caching: bool = False,
         vocab_size: int | None = None,
+        eos_ids: frozenset[int] = frozenset(),
         max_num_batched_tokens: int = 512,
     ) -> None:
         self.name = name
         self._runner = runner
         self._rule_needs_law = rule_needs_law
         self._vocab_size = vocab_size or runner.vocab_size
+        self._eos_ids = eos_ids
         self._max_num_batched_tokens = max_num_batched_tokens
         self.cache = CacheManager(
             num_blocks=runner.kv.num_blocks, block_size=runner.kv.block_size, prefix_caching=prefix_caching
         )
-        self._computed: dict[str, np.ndarray] = {}  # tokens whose K/V each request has in the cache
+        self._states: dict[str, _State] = {}
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         jobs = [self._begin(view, budget) for view, budget in zip(views, budgets, strict=True)]
@@ -77,28 +91,52 @@ class DraftModelDrafter:
 
     def release(self, request_id: str) -> None:
         self.cache.free(request_id)
-        self._computed.pop(request_id, None)
+        self._states.pop(request_id, None)
 
     def _begin(self, view: RequestView, budget: int) -> _Job | None:
         """Rolls back to what is still right and reserves blocks; None, with nothing held, when there is no room."""
         known, request_id = view.token_ids, view.request_id
-        length = len(known)
-        if request_id not in self._computed:
-            self._computed[request_id] = known[: self.cache.match_prefix(request_id, known)].copy()
-        computed = self._computed[request_id]
-        start = min(len(computed), length - 1)  # one token at least is computed anew, for its row
-        wrong = np.flatnonzero(computed[:start] != known[:start])
-        start = int(wrong[0]) if len(wrong) else start
-        room = min(self.cache.num_allocatable(request_id, num_computed=start) + start, self._runner.max_model_len)
-        num_draft = min(budget, room - length + 1)  # the last drafted token is not computed
-        if num_draft < 1 or known[start:].max() >= self._runner.vocab_size:
+        if not self._can_read(view):
             self.release(request_id)
             return None
-        self.cache.allocate(request_id, num_computed=start, num_new=length + num_draft - 1 - start)
-        self._computed[request_id] = computed[:start]  # all that holds if a pass is interrupted
-        tokens = np.empty(length + num_draft, dtype=np.int32)
-        tokens[:length] = known
-        return _Job(view, tokens, num_draft, start, length)
+        if request_id not in self._states:
+            self._states[request_id] = self._new_state(view)
+        state = self._states[request_id]
+        start = min(len(state.computed), len(known) - 1)  # one token at least is computed anew, for its row
+        wrong = np.flatnonzero(state.computed[:start] != known[:start])
+        start = int(wrong[0]) if len(wrong) else start
+        room = min(self.cache.num_allocatable(request_id, num_computed=start) + start, self._runner.max_model_len)
+        num_draft = min(budget, room - len(known) + 1)  # the last drafted token is not computed
+        if num_draft < 1:
+            self.release(request_id)
+            return None
+        copies = self.cache.allocate(request_id, num_computed=start, num_new=len(known) + num_draft - 1 - start)
+        assert copies == [], "only whole blocks of a prompt are shared, and they are not written"
+        state.computed = state.computed[:start]  # all that holds if a pass is interrupted
+        if state.penalties.active:
+            state.penalties.append(known[state.num_noted :].tolist())
+        state.num_noted = len(known)
+        tokens = np.empty(len(known) + num_draft, dtype=np.int32)
+        tokens[: len(known)] = known
+        return _Job(view, state, tokens, start, len(known))
+
+    def _can_read(self, view: RequestView) -> bool:
+        """False if the request names tokens that only the target's larger vocabulary has."""
+        if self._vocab_size <= self._runner.vocab_size:
+            return True
+        params = view.params
+        named = (*params.logit_bias, *params.banned_token_ids, *(params.allowed_token_ids or ()))
+        return max((int(view.token_ids.max()), *named)) < self._runner.vocab_size
+
+    def _new_state(self, view: RequestView) -> _State:
+        size = self._runner.vocab_size
+        allowed = allowed_mask(view.params, vocab_size=size)
+        if allowed is None and self._vocab_size < size:
+            allowed = np.packbits(np.arange(size) < self._vocab_size, bitorder="little")
+        prompt = view.token_ids[: view.prompt_length]
+        penalties = PenaltyState(view.params, prompt, eos_ids=self._eos_ids, vocab_size=size)
+        num_cached = self.cache.match_prefix(view.request_id, view.token_ids)
+        return _State(view.token_ids[:num_cached].copy(), penalties, view.prompt_length, allowed)
 
     def _next_pass(self, jobs: list[_Job]) -> list[tuple[_Job, int]]:
         """Jobs that have tokens to compute, and how many in this pass."""
@@ -149,6 +187,10 @@ class DraftModelDrafter:
             purposes = [purpose_word(DRAFT, job.view.attempt) for job in jobs]
         else:
             purposes = [purpose_word(SAMPLE)] * len(jobs)
+        allowed = None
+        if any(job.state.allowed is not None for job in jobs):
+            everything = np.full(-(-self._runner.vocab_size // 8), 0xFF, dtype=np.uint8)
+            allowed = np.stack([everything if job.state.allowed is None else job.state.allowed for job in jobs])
         return RowSampling(
             temperature=np.array([p.temperature for p in params], dtype=np.float32),
             top_k=np.array([p.top_k for p in params], dtype=np.int32),
@@ -158,13 +200,14 @@ class DraftModelDrafter:
             stream=np.array([job.view.stream for job in jobs], dtype=np.uint32),
             position=np.array([job.length for job in jobs], dtype=np.uint32),
             purpose=np.array(purposes, dtype=np.uint32),
+            adjustments=_adjustments(jobs),
+            allowed=allowed,
             want_laws=self._rule_needs_law,
         )
 
     def _finish(self, job: _Job) -> Draft:
-        request_id = job.view.request_id
-        self.cache.commit(request_id, job.tokens, job.num_computed)
-        self._computed[request_id] = job.tokens[: job.num_computed]
+        self.cache.commit(job.view.request_id, job.tokens, job.num_computed)
+        job.state.computed = job.tokens[: job.num_computed]
         drafted = job.tokens[len(job.view.token_ids) :]
         if not self._rule_needs_law:
             return Draft.chain(drafted, source=self.name)
@@ -176,6 +219,21 @@ class DraftModelDrafter:
             confidence=probs[np.arange(len(drafted)), drafted],
             source=self.name,
         )
+
+
+def _adjustments(jobs: list[_Job]) -> Adjustments | None:
+    """Bias, bans and penalties of each job's next token, with what is drafted so far as history."""
+    if not any(job.state.penalties.active for job in jobs):
+        return None
+    rows: list[RowAdjustments | None] = []
+    for job in jobs:
+        if job.state.penalties.active:
+            num_known = len(job.view.token_ids)
+            drafted = Draft.chain(job.tokens[num_known : job.length], source="")
+            rows.append(job.state.penalties.rows(drafted, num_output=num_known - job.view.prompt_length)[-1])
+        else:
+            rows.append(None)
+    return pack_adjustments(rows)
 
 
 class _Vocabulary(Protocol):
