@@ -194,7 +194,7 @@ def test_python_without_pip(home, monkeypatch):
 def test_truncated_file_in_the_cache(home, fake_pip):
     path = catalog.resolve("toy", progress=False)
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(CorruptFileError, match=r"has [\d,]+ bytes, not the .*: delete it and run again"):
+    with pytest.raises(CorruptFileError, match=r"has [\d,]+ bytes, not the .*: run `paceline models --remove toy`"):
         catalog.resolve("toy", progress=False)
 
 

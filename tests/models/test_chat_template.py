@@ -21,7 +21,8 @@ CONVERSATIONS = [
 LLAMA3_LIKE = (
     "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|start|>' + message['role']"
     " + '\n\n' + message['content'] | trim + '<|eot|>' %}"
-    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\n\n' }}{% endif %}"
+    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant\n\n' }}{% endif %}"
 )
 GEMMA_LIKE = """{{ bos_token }}
 {%- if messages[0]['role'] == 'system' -%}

@@ -168,8 +168,8 @@ def _resolve_entry(entry: CatalogEntry, *, progress: bool) -> Path:
     size_bytes = path.stat().st_size
     if size_bytes != entry.size_bytes:
         raise CorruptFileError(
-            f"{path} has {size_bytes:,} bytes, not the {entry.size_bytes:,} of {entry.name}: delete it and run again "
-            "to fetch it anew."
+            f"{path} has {size_bytes:,} bytes, not the {entry.size_bytes:,} of {entry.name}: run "
+            f"`paceline models --remove {entry.name}`, then try again to fetch it anew."
         )
     return path
 

