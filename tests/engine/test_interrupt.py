@@ -10,10 +10,15 @@ from paceline.engine.interrupt import deferred_interrupt
 
 
 def test_an_interrupt_is_raised_after_the_block() -> None:
-    done = False
-    with pytest.raises(KeyboardInterrupt), deferred_interrupt():
-        signal.raise_signal(signal.SIGINT)
-        done = True
+    done: list[bool] = []
+
+    def step() -> None:
+        with deferred_interrupt():
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        step()
     assert done
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
