@@ -53,7 +53,7 @@ class Timed:
 def measure(requests: int, *, steps: int, temperature: float) -> dict[str, float]:
     """Medians over steps in which every request decodes."""
     tokenizer = CharTokenizer()
-    model = ToyModel(vocab_size=tokenizer.vocab_size, order=2, num_blocks=4096, max_model_len=4096)
+    model = ToyModel(vocab_size=tokenizer.vocab_size, order=1, num_blocks=4096, max_model_len=4096)
     runner = Timed(model, "forward")
     drafter = Timed(NgramDrafter(max_ngram=4, min_ngram=2), "propose")
     engine = Engine(

@@ -35,7 +35,7 @@ class Runner(Protocol):
     def kv(self) -> KVLayout: ...
 
     def forward(self, batch: ForwardBatch, sampling: RowSampling | None = None) -> ForwardOutput:
-        """One pass: writes K/V of every token to its slot, samples the wanted rows (or returns logits if sampling is None)."""
+        """One pass: writes the K/V of every token to its slot and samples the wanted rows; without sampling, logits."""
         ...
 
     def move(self, src_slots: np.ndarray, dst_slots: np.ndarray) -> None:

@@ -136,7 +136,7 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        return bool(np.array_equal(self.parents, np.arange(-1, len(self.parents) - 1)))
+        return self.parents.tolist() == list(range(-1, len(self.parents) - 1))
 
     @classmethod
     def chain(cls, token_ids: np.ndarray | list[int], *, source: str, law: DraftLaw | None = None) -> Draft:

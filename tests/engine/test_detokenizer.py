@@ -20,7 +20,7 @@ def feed(text: bytes, stop: tuple[str, ...] = ()) -> tuple[list[str], Detokenize
     detokenizer = Detokenizer(Bytes(), skip_special_tokens=True, stop=stop)
     shown = []
     for byte in text:
-        found = detokenizer.append(byte)
+        found = detokenizer.append([byte])
         if found is not None:
             return [*shown, detokenizer.take()], detokenizer, found
         shown.append(detokenizer.take())
@@ -50,6 +50,17 @@ def test_stop_strings_end_the_text_where_a_search_of_the_whole_would(text: str, 
     assert "".join(shown) == detokenizer.text
 
 
+@given(st.lists(st.text(alphabet="a€é", max_size=3)))
+def test_tokens_of_a_step_may_come_together(steps: list[str]) -> None:
+    detokenizer = Detokenizer(Bytes(), skip_special_tokens=True)
+    shown = ""
+    for step in steps:
+        detokenizer.append(list(step.encode()))
+        shown += detokenizer.take()
+    detokenizer.close()
+    assert shown + detokenizer.take() == detokenizer.text == "".join(steps)
+
+
 def test_incomplete_tail_is_shown_as_it_decodes() -> None:
     shown, detokenizer, _ = feed("né".encode()[:-1])
     assert detokenizer.text == "n\ufffd"
@@ -64,7 +75,7 @@ def test_invalid_bytes_do_not_stall(text: bytes) -> None:
 
 def test_may_stop_is_heeded() -> None:
     detokenizer = Detokenizer(Bytes(), skip_special_tokens=True, stop=("b",))
-    assert detokenizer.append(ord("a"), may_stop=False) is None
-    assert detokenizer.append(ord("b"), may_stop=False) is None
-    assert detokenizer.append(ord("b"), may_stop=True) == "b"
+    assert detokenizer.append([ord("a")], may_stop=False) is None
+    assert detokenizer.append([ord("b")], may_stop=False) is None
+    assert detokenizer.append([ord("b")], may_stop=True) == "b"
     assert detokenizer.text == "ab"

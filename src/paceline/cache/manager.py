@@ -17,6 +17,7 @@ class _Table:
     ids: np.ndarray = field(default_factory=lambda: np.empty(_FIRST_CAPACITY, dtype=np.int32))
     count: int = 0  # blocks in use, ids[:count]
     keys: list[bytes] = field(default_factory=list)  # content keys of the leading blocks that are full and hashed
+    private: int = 0  # blocks from here on are surely this request's alone, and not findable
 
     def append(self, block: int) -> None:
         if self.count == len(self.ids):
@@ -62,6 +63,7 @@ class CacheManager:
             table.append(block)
             table.keys.append(content.key)
             parent = content.key
+        table.private = table.count
         return table.count * self.block_size
 
     def allocate(self, request_id: str, *, num_computed: int, num_new: int) -> list[tuple[int, int]] | None:
@@ -74,7 +76,8 @@ class CacheManager:
         pool, size = self._pool, self.block_size
         first, end = num_computed // size, -(-(num_computed + num_new) // size)
         assert first <= table.count, f"request {request_id} has {table.count} blocks, not {num_computed} computed keys"
-        shared = [i for i in range(first, min(end, table.count)) if pool.references(int(table.ids[i])) > 1]
+        doubtful = range(first, min(end, table.count)) if first < table.private else ()
+        shared = [i for i in doubtful if pool.references(int(table.ids[i])) > 1]
         if len(shared) + max(0, end - table.count) > pool.num_available:
             return None
         self._tables[request_id] = table
@@ -86,9 +89,11 @@ class CacheManager:
             table.ids[index] = block
             if index * size < num_computed:  # later blocks hold nothing that is kept
                 copies.append((source, block))
-        for index in range(first, min(end, table.count)):  # a roll-back may have led into blocks known for old contents
+        for index in doubtful:  # a roll-back may have led into blocks known for old contents
             pool.forget(int(table.ids[index]))
-        del table.keys[first:]
+        if doubtful:
+            del table.keys[first:]
+        table.private = min(table.private, first) if end >= table.count else table.private
         while table.count < end:
             table.append(pool.take(after=int(table.ids[table.count - 1]) if table.count else -1))
         return copies
@@ -97,7 +102,8 @@ class CacheManager:
         """Keys from num_computed on that `allocate` could make writable now."""
         table = self._tables.get(request_id) or _Table()
         available = self._pool.num_available
-        for index in range(num_computed // self.block_size, table.count):
+        first = num_computed // self.block_size
+        for index in range(first, table.count) if first < table.private else ():
             if self._pool.references(int(table.ids[index])) > 1:
                 if available == 0:
                     return max(0, index * self.block_size - num_computed)
@@ -115,8 +121,9 @@ class CacheManager:
         """Slots of keys start .. start + count - 1: [count] int64."""
         table, size = self._tables[request_id], self.block_size
         assert start + count <= table.count * size, f"request {request_id} has no block for key {start + count - 1}"
-        if count == 1:
-            return np.array([int(table.ids[start // size]) * size + start % size], dtype=np.int64)
+        if start // size == (start + count - 1) // size:
+            slot = int(table.ids[start // size]) * size + start % size
+            return np.arange(slot, slot + count, dtype=np.int64)
         keys = np.arange(start, start + count, dtype=np.int64)
         return table.ids[keys // size] * np.int64(size) + keys % size
 
@@ -139,6 +146,7 @@ class CacheManager:
             content = BlockContent.after(parent, self._block_bytes(token_ids, index))
             self._pool.publish(int(table.ids[index]), content)
             table.keys.append(content.key)
+        table.private = max(table.private, full)
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> None:
         """Registers a child that shares the parent's blocks of the first num_tokens keys."""
@@ -150,6 +158,8 @@ class CacheManager:
             self._pool.claim(block)
             child.append(block)
         child.keys = parent.keys[: num_tokens // self.block_size]
+        child.private = count
+        parent.private = max(parent.private, count)
         self._tables[child_id] = child
 
     def free(self, request_id: str) -> None:

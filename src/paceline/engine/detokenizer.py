@@ -36,9 +36,12 @@ class Detokenizer:
     def text(self) -> str:
         return self._text
 
-    def append(self, token_id: int, *, may_stop: bool = True) -> str | None:
-        """Adds one token; returns the stop string that it completed, if any and if the output may stop here."""
-        self._ids.append(token_id)
+    def append(self, token_ids: list[int], *, may_stop: bool = True) -> str | None:
+        """Adds tokens; returns the stop string that they completed, if any and if the output may stop here.
+
+        Where stop strings are looked for, tokens come one at a time: the output ends with the one that completes.
+        """
+        self._ids += token_ids
         known = self._decode(self._ids[self._prefix : self._read])
         grown = self._decode(self._ids[self._prefix :])
         if len(grown) <= len(known) or grown.endswith(_REPLACEMENT):

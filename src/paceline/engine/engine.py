@@ -15,7 +15,7 @@ from paceline.engine.scheduler import ScheduledSequence, Scheduler
 from paceline.errors import ConfigError, DraftMismatchError, PromptError
 from paceline.interfaces import Controller, Drafter, Runner, Verifier
 from paceline.sampling.noise import PhiloxNoise
-from paceline.types import Delta, Draft, ForwardOutput, RequestView, SamplingParams, Verdict
+from paceline.types import Delta, Draft, ForwardOutput, SamplingParams, Verdict
 
 
 class Engine:
@@ -141,7 +141,7 @@ class Engine:
         indices = [i for i, part in enumerate(plan) if part.draft_limit > 0]
         if self.drafter is None or self.controller is None or not indices:
             return drafts
-        views = [plan[i].sequence.view() for i in indices]
+        views = [plan[i].view for i in indices]
         budgets = self.controller.plan(views, [plan[i].draft_limit for i in indices])
         chosen = [k for k, budget in enumerate(budgets) if budget > 0]
         proposals = self.drafter.propose([views[k] for k in chosen], [budgets[k] for k in chosen])
@@ -224,7 +224,7 @@ class Engine:
     def _observe(self, plan, drafts, verdicts, output: ForwardOutput) -> None:
         if self.drafter is None or self.controller is None:
             return
-        views: list[RequestView] = [part.sequence.view() for part in plan]
+        views = [part.view for part in plan]
         self.controller.observe(views, drafts, verdicts)
         self.drafter.observe(views, verdicts, output.hidden)
 

@@ -54,14 +54,14 @@ def note_prompt_logprobs(sequence: Sequence, output: ForwardOutput, rows: Rows) 
 def _append_until_stop(sequence: Sequence, emitted: list[int], *, max_model_len: int) -> int:
     """Appends tokens, one by one where any of them could end the output. Returns how many were kept."""
     params, eos_ids = sequence.params, sequence.request.eos_ids
-    room = min(params.max_tokens - sequence.num_output, max_model_len - len(sequence.tokens))
+    detokenizer, num_before = sequence.detokenizer, sequence.num_output
+    room = min(params.max_tokens - num_before, max_model_len - len(sequence.tokens))
     for index, token_id in enumerate(emitted):
-        num_output = sequence.num_output + index + 1
         if token_id in params.stop_token_ids or (token_id in eos_ids and not params.ignore_eos):
             sequence.finish_reason = "stop"
             sequence.stop_reason = token_id if token_id in params.stop_token_ids else None
-        elif sequence.detokenizer is not None:
-            stop = sequence.detokenizer.append(token_id, may_stop=num_output >= params.min_tokens)
+        elif params.stop and detokenizer is not None:
+            stop = detokenizer.append([token_id], may_stop=num_before + index + 1 >= params.min_tokens)
             if stop is not None:
                 sequence.finish_reason, sequence.stop_reason = "stop", stop
         if sequence.finish_reason is None and index + 1 == room:
@@ -70,8 +70,11 @@ def _append_until_stop(sequence: Sequence, emitted: list[int], *, max_model_len:
             emitted = emitted[: index + 1]
             break
     sequence.append(emitted)
-    if sequence.finish_reason is not None and sequence.detokenizer is not None:
-        sequence.detokenizer.close()
+    if detokenizer is not None:
+        if not params.stop:  # all at once; a stop token is not part of the text
+            detokenizer.append(emitted[:-1] if sequence.finish_reason == "stop" else emitted)
+        if sequence.finish_reason is not None:
+            detokenizer.close()
     return len(emitted)
 
 

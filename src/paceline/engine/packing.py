@@ -43,14 +43,16 @@ def pack(
         start, end = sequence.num_computed, sequence.num_computed + part.num_tokens
         num_nodes = len(draft) if draft is not None else 0
         token_ids.append(sequence.tokens.view()[start:end])
-        positions.append(np.arange(start, end, dtype=np.int32))
         ancestors.append(None)
-        if draft is not None:
-            depths = node_depths(draft)
+        if draft is None:
+            positions.append(np.arange(start, end, dtype=np.int32))
+        elif draft.is_chain:
             token_ids.append(draft.token_ids)
-            positions.append(depths + (end - 1))
-            if not draft.is_chain:
-                ancestors[-1] = ancestor_mask(draft, num_before=part.num_tokens)
+            positions.append(np.arange(start, end + num_nodes, dtype=np.int32))
+        else:
+            token_ids.append(draft.token_ids)
+            positions += [np.arange(start, end, dtype=np.int32), node_depths(draft) + (end - 1)]
+            ancestors[-1] = ancestor_mask(draft, num_before=part.num_tokens)
         slots.append(cache.slots(sequence.id, start, part.num_tokens + num_nodes))
         context_lengths.append(start)
         first, first_prompt_row = query_starts[-1], _first_prompt_row(sequence, start)
@@ -59,10 +61,10 @@ def pack(
         num_sample_rows = 1 + num_nodes if part.samples else 0
         if num_prompt_rows:
             at = first + first_prompt_row - start
-            logit_rows.append(np.arange(at, at + num_prompt_rows))
+            logit_rows += range(at, at + num_prompt_rows)
         if num_sample_rows:
             at = first + part.num_tokens - 1
-            logit_rows.append(np.arange(at, at + num_sample_rows))
+            logit_rows += range(at, at + num_sample_rows)
         split = row_start + num_prompt_rows
         rows.append(Rows(slice(row_start, split), slice(split, split + num_sample_rows)))
         row_start = split + num_sample_rows
@@ -75,17 +77,17 @@ def pack(
         context_lengths=np.array(context_lengths, dtype=np.int32),
         block_tables=[cache.block_table(part.sequence.id) for part in plan],
         ancestors=ancestors,
-        logit_rows=np.concatenate(logit_rows).astype(np.int32) if logit_rows else np.empty(0, np.int32),
+        logit_rows=np.array(logit_rows, dtype=np.int32),
         hidden_layers=hidden_layers,
     )
-    sampling = _row_sampling(plan, drafts, rows, want_laws=want_laws) if row_start else None
-    return batch, sampling, rows
+    if not row_start:
+        return batch, None, rows
+    sampled_positions = batch.positions[batch.logit_rows].astype(np.uint32) + np.uint32(1)
+    return batch, _row_sampling(plan, drafts, rows, sampled_positions, want_laws=want_laws), rows
 
 
 def node_depths(draft: Draft) -> np.ndarray:
     """[N] int32; 1 = child of the root."""
-    if draft.is_chain:
-        return np.arange(1, len(draft) + 1, dtype=np.int32)
     depths = np.zeros(len(draft), dtype=np.int32)
     for node, parent in enumerate(draft.parents.tolist()):
         depths[node] = 1 if parent < 0 else depths[parent] + 1
@@ -110,7 +112,12 @@ def _first_prompt_row(sequence: Sequence, start: int) -> int:
 
 
 def _row_sampling(
-    plan: list[ScheduledSequence], drafts: list[Draft | None], rows: list[Rows], *, want_laws: bool
+    plan: list[ScheduledSequence],
+    drafts: list[Draft | None],
+    rows: list[Rows],
+    positions: np.ndarray,
+    *,
+    want_laws: bool,
 ) -> RowSampling:
     counts = np.array([r.count for r in rows])
     sequences = [part.sequence for part in plan]
@@ -120,19 +127,7 @@ def _row_sampling(
         return np.repeat(np.array(values, dtype=dtype), counts)
 
     temperature = spread([p.temperature for p in params], np.float32)
-    position = spread([len(s.tokens) for s in sequences], np.uint32)
-    logprob_ids = None
-    for sequence, draft, where in zip(sequences, drafts, rows, strict=True):
-        if draft is not None:
-            position[where.sample.start + 1 : where.sample.stop] += node_depths(draft).astype(np.uint32)
-        if where.prompt.stop > where.prompt.start:
-            temperature[where.prompt] = 0.0
-            if logprob_ids is None:
-                logprob_ids = np.full(counts.sum(), -1, dtype=np.int32)
-            at = _first_prompt_row(sequence, sequence.num_computed) + 1
-            count = where.prompt.stop - where.prompt.start
-            logprob_ids[where.prompt] = sequence.tokens.view()[at : at + count]
-    wanted = [n for p, s in zip(params, sequences, strict=True) for n in _logprobs_wanted(p, s) if n is not None]
+    logprob_ids, wanted = _logprobs_wanted(sequences, rows, temperature)
     return RowSampling(
         temperature=temperature,
         top_k=spread([p.top_k for p in params], np.int32),
@@ -140,19 +135,34 @@ def _row_sampling(
         min_p=spread([p.min_p for p in params], np.float32),
         seed=spread([s.request.seed for s in sequences], np.uint64),
         stream=spread([s.index for s in sequences], np.uint32),
-        position=position,
-        purpose=np.full(len(position), SAMPLE, dtype=np.uint32),
+        position=positions,
+        purpose=np.full(len(positions), SAMPLE, dtype=np.uint32),
         adjustments=_adjustments(sequences, drafts, rows),
         allowed=_allowed(sequences, rows),
-        num_logprobs=max(wanted) if wanted else None,
+        num_logprobs=wanted,
         logprob_ids=logprob_ids,
-        want_logits=want_laws and bool(wanted),
+        want_logits=want_laws and wanted is not None,
         want_laws=want_laws and any(draft is not None for draft in drafts),
     )
 
 
-def _logprobs_wanted(params, sequence: Sequence) -> tuple[int | None, int | None]:
-    return params.logprobs, params.prompt_logprobs if sequence.wants_prompt_rows else None
+def _logprobs_wanted(
+    sequences: list[Sequence], rows: list[Rows], temperature: np.ndarray
+) -> tuple[np.ndarray | None, int | None]:
+    """Tokens to report on [M] (-1 = the sampled one) and the largest N of all; prompt rows become greedy: nobody
+    reads what they would sample."""
+    wanted = [s.params.logprobs for s in sequences if s.params.logprobs is not None]
+    logprob_ids = None
+    for sequence, where in zip(sequences, rows, strict=True):
+        count = where.prompt.stop - where.prompt.start
+        if count:
+            if logprob_ids is None:
+                logprob_ids = np.full(len(temperature), -1, dtype=np.int32)
+            at = _first_prompt_row(sequence, sequence.num_computed) + 1
+            logprob_ids[where.prompt] = sequence.tokens.view()[at : at + count]
+            temperature[where.prompt] = 0.0
+            wanted.append(sequence.params.prompt_logprobs)
+    return logprob_ids, max(wanted) if wanted else None
 
 
 def _adjustments(sequences: list[Sequence], drafts: list[Draft | None], rows: list[Rows]) -> Adjustments | None:

@@ -26,7 +26,7 @@ class TokenBuffer:
     def __init__(self, token_ids: np.ndarray) -> None:
         self._data = np.empty(max(64, 2 * len(token_ids)), dtype=np.int32)
         self._data[: len(token_ids)] = token_ids
-        self._length = len(token_ids)
+        self._set_length(len(token_ids))
 
     def __len__(self) -> int:
         return self._length
@@ -38,13 +38,16 @@ class TokenBuffer:
             grown[: self._length] = self._data[: self._length]
             self._data = grown
         self._data[self._length : end] = token_ids
-        self._length = end
+        self._set_length(end)
 
     def view(self) -> np.ndarray:
         """[len] int32, read-only; a later extend leaves it as it is."""
-        view = self._data[: self._length]
-        view.flags.writeable = False
-        return view
+        return self._view
+
+    def _set_length(self, length: int) -> None:
+        self._length = length
+        self._view = self._data[:length]
+        self._view.flags.writeable = False
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from paceline.cache.manager import CacheManager
 from paceline.config import SchedulerConfig
 from paceline.engine.request import Sequence
 from paceline.errors import CacheError
+from paceline.types import RequestView
 
 
 @dataclass(slots=True)
@@ -24,6 +25,14 @@ class ScheduledSequence:
     samples: bool  # all pending tokens are computed, so that the pass yields a new one
     draft_limit: int = 0  # nodes that may be drafted on top
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) blocks to copy before writing
+    _view: RequestView | None = None
+
+    @property
+    def view(self) -> RequestView:
+        """What a drafter may know of the sequence, as it was before the step."""
+        if self._view is None:
+            self._view = self.sequence.view()
+        return self._view
 
 
 class Scheduler:
