@@ -38,7 +38,7 @@ class Measurement:
 def submit(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, *, mode: Mode) -> list[RequestOutput]:
     """The prompts at once, under the chat template where the model has one; plain switches drafting off."""
     params = replace(params, speculation=mode == "speculative")
-    if llm.tokenizer.chat_template is None:
+    if not llm.tokenizer.has_chat_template:
         return llm.generate([prompt.turns[0] for prompt in prompts], params)
     return llm.chat([prompt.messages for prompt in prompts], params)
 

@@ -118,7 +118,7 @@ def token_pieces(decoder: Decoder, token_ids: Sequence[int]) -> list[str]:
     detokenizer = Detokenizer(decoder, skip_special_tokens=True)
     pieces = []
     for token_id in token_ids:
-        detokenizer.append(token_id)
+        detokenizer.append([token_id])
         pieces.append(detokenizer.take())
     detokenizer.close()
     if pieces:
