@@ -31,7 +31,7 @@ def rows(count, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=None, at
     )
 
 
-def some_logits(count, vocab_size=1000, spread=3.0, seed=0):
+def some_logits(count, vocab_size=3000, spread=3.0, seed=0):
     return (np.random.default_rng(seed).standard_normal((count, vocab_size)) * spread).astype(np.float32)
 
 

@@ -13,6 +13,10 @@ from paceline.types import ForwardOutput, Logprobs, RowSampling
 # exp(-27) of the likeliest weight cannot win: 1/E lies between 1/22.9 and 2^33, less than a factor exp(26.1) apart.
 _HOPELESS = -27.0
 
+# Rows with at most this many candidates draw the words of those alone, all such rows of a pass in one go; a longer
+# list would touch most of the row's words anyway.
+_FEW = 1024
+
 
 def sample_rows(logits: np.ndarray, sampling: RowSampling) -> ForwardOutput:
     """Samples each row of logits [M, V] float32, which are left as they are.
@@ -27,11 +31,20 @@ def sample_rows(logits: np.ndarray, sampling: RowSampling) -> ForwardOutput:
         token_ids = logits.argmax(axis=-1).astype(np.int32)
     else:
         token_ids = np.empty(num_rows, dtype=np.int32)
+        few: list[tuple[int, np.ndarray, np.ndarray]] = []
         for i in range(num_rows):
             ids, log_weights = survivors(adjusted_row(logits, sampling, i), sampling, i)
             if laws is not None:
                 laws[i, ids] = normalised(log_weights)
-            token_ids[i] = _winner(ids, log_weights, vocab_size, sampling, i)
+            ids, log_weights = _hopeful(ids, log_weights)
+            if len(ids) == 1:
+                token_ids[i] = ids[0]
+            elif len(ids) <= _FEW:
+                few.append((i, ids, np.exp(log_weights)))
+            else:
+                token_ids[i] = ids[race(np.exp(log_weights), _row_uniforms(vocab_size, sampling, i)[ids])]
+        for (i, ids, weights), uniforms in zip(few, _few_uniforms(few, sampling), strict=True):
+            token_ids[i] = ids[race(weights, uniforms)]
     return ForwardOutput(
         token_ids=token_ids,
         logits=logits if sampling.want_logits else None,
@@ -72,7 +85,7 @@ def race_margin(logits: np.ndarray, sampling: RowSampling) -> float:
         scores = row.astype(np.float64)
     else:
         ids, scores = survivors(row, sampling, 0)
-        scores = scores - np.log(-np.log(_uniforms(ids, len(row), sampling, 0)))
+        scores = scores - np.log(-np.log(_row_uniforms(len(row), sampling, 0)[ids]))
     if len(scores) < 2:
         return float("inf")
     second, best = np.partition(scores, len(scores) - 2)[-2:]
@@ -87,28 +100,36 @@ def _reported(logits: np.ndarray, sampling: RowSampling, token_ids: np.ndarray) 
     return raw_logprobs(logits, token_ids, num_logprobs=sampling.num_logprobs)
 
 
-def _winner(ids: np.ndarray, log_weights: np.ndarray, vocab_size: int, sampling: RowSampling, i: int) -> int:
-    """The race of row i among its surviving tokens."""
+def _hopeful(ids: np.ndarray, log_weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens that could win, or all where sifting costs more than it saves."""
     hopeful = log_weights > _HOPELESS
-    if 2 * np.count_nonzero(hopeful) < len(ids):  # otherwise sifting costs more than it saves
-        ids, log_weights = ids[hopeful], log_weights[hopeful]
-    if len(ids) == 1:
-        return int(ids[0])
-    return int(ids[race(np.exp(log_weights), _uniforms(ids, vocab_size, sampling, i))])
+    if 2 * np.count_nonzero(hopeful) < len(ids):
+        return ids[hopeful], log_weights[hopeful]
+    return ids, log_weights
 
 
-def _uniforms(ids: np.ndarray, vocab_size: int, sampling: RowSampling, i: int) -> np.ndarray:
-    """u of the tokens ids [K] (ascending) of row i: [K] float64. Only their words are drawn when they are few."""
+def _row_uniforms(vocab_size: int, sampling: RowSampling, i: int) -> np.ndarray:
+    """u of all tokens of row i: [V] float64."""
+    return to_uniform(
+        row_words(
+            vocab_size,
+            seed=int(sampling.seed[i]),
+            stream=int(sampling.stream[i]),
+            position=int(sampling.position[i]),
+            purpose=int(sampling.purpose[i]),
+        )
+    )
+
+
+def _few_uniforms(few: list[tuple[int, np.ndarray, np.ndarray]], sampling: RowSampling) -> list[np.ndarray]:
+    """u of the candidates of some rows (row, ids [K], weights): [K] float64 of each."""
+    if not few:
+        return []
+    sizes = [len(ids) for _, ids, _ in few]
+    ids = np.concatenate([ids for _, ids, _ in few])
+    rows = np.repeat([i for i, _, _ in few], sizes)
     counter = {
-        "seed": int(sampling.seed[i]),
-        "stream": int(sampling.stream[i]),
-        "position": int(sampling.position[i]),
-        "purpose": int(sampling.purpose[i]),
+        name: getattr(sampling, name).astype(np.uint64)[rows] for name in ("seed", "stream", "position", "purpose")
     }
-    if 2 * len(ids) > vocab_size:
-        drawn = row_words(vocab_size, **counter)
-        return to_uniform(drawn if len(ids) == vocab_size else drawn[ids])
-    blocks = ids >> 2
-    first = np.concatenate(([True], blocks[1:] != blocks[:-1]))
-    drawn = words(blocks[first], **counter)
-    return to_uniform(drawn[np.cumsum(first) - 1, ids & 3])
+    drawn = words(ids >> 2, **counter)[np.arange(len(ids)), ids & 3]
+    return np.split(to_uniform(drawn), np.cumsum(sizes)[:-1])
