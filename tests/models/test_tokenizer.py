@@ -127,7 +127,8 @@ def test_gemma_against_transformers():
     for text in varied_strings(2000):
         ids = ours.encode(text)
         assert ids == theirs.encode(text), text
-        assert ours.decode(ids, skip_special_tokens=False) == "<bos>" + text
+        # a written ▁ is this vocabulary's space
+        assert ours.decode(ids, skip_special_tokens=False) == "<bos>" + text.replace("▁", " ")
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
