@@ -43,6 +43,29 @@ class ModelSpec:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        sizes = (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+        )
+        for name in (*sizes, "context_length"):
+            if getattr(self, name) < 1:
+                raise CorruptFileError(f"the model's {name} must be at least 1; got {getattr(self, name)}.")
+        if self.num_heads % self.num_kv_heads:
+            raise CorruptFileError(
+                f"num_heads must be a multiple of num_kv_heads; got {self.num_heads} and {self.num_kv_heads}."
+            )
+        for rope in self.ropes:
+            if rope is not None and (rope.dim % 2 or not 0 < rope.dim <= self.head_dim):
+                raise CorruptFileError(f"the model's rope must turn an even part of {self.head_dim}; got {rope.dim}.")
+        if not len(self.ropes) == len(self.windows) == self.num_layers:
+            raise CorruptFileError(f"the model has {self.num_layers} layers but describes {len(self.ropes)} of them.")
+
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> ModelSpec:
         """From the contents of a config.json, of transformers 5 or older.
@@ -62,10 +85,7 @@ class ModelSpec:
         head_dim = config.get("head_dim", family.head_dim) or hidden // heads
         kinds = _hf_layer_kinds(config, name, layers)
         ropes = {kind: _hf_rope(config, family, kind, head_dim) for kind in set(kinds)}
-        has_rope = [True] * layers
-        if name == "smollm3":
-            interval = config.get("no_rope_layer_interval", 4)
-            has_rope = config.get("no_rope_layers") or [(i + 1) % interval != 0 for i in range(layers)]
+        has_rope = _hf_has_rope(config, name, layers)
         bias = bool(config.get("attention_bias", False))
         eos = config.get("eos_token_id")
         return cls(
@@ -81,7 +101,7 @@ class ModelSpec:
             context_length=_context_length(family, ropes["full" if "full" in ropes else "sliding"], max_position),
             norm_eps=config.get("rms_norm_eps", family.norm_eps),
             activation=_hf_activation(config, family),
-            ropes=tuple(ropes[kind] if on else None for kind, on in zip(kinds, has_rope, strict=False)),
+            ropes=tuple(ropes[kind] if on else None for kind, on in zip(kinds, has_rope, strict=True)),
             windows=tuple(config.get("sliding_window") if kind == "sliding" else None for kind in kinds),
             qkv_bias=family.qkv_bias or bias,
             output_bias=bias,
@@ -131,7 +151,7 @@ class ModelSpec:
         sliding = _gguf_sliding_layers(read("attention.sliding_window_pattern"), family, layers, window)
         # The 27B models scale by the model's width per head, which metadata do not tell; llama.cpp goes by depth too.
         wide_scale = (name, layers) in {("gemma2", 46), ("gemma3", 62)}
-        names = tensor_names if tensor_names is not None else None
+        names = tensor_names
         qkv_bias = family.qkv_bias if names is None else "blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names
         eos = (metadata.get("tokenizer.ggml.eos_token_id"), metadata.get("tokenizer.ggml.eot_token_id"))
         return cls(
@@ -242,6 +262,16 @@ def _hf_activation(config: Mapping[str, Any], family: Family) -> Activation:
     return _ACTIVATIONS[given]
 
 
+def _hf_has_rope(config: Mapping[str, Any], name: str, layers: int) -> list[bool]:
+    if name != "smollm3":
+        return [True] * layers
+    given = config.get("no_rope_layers")  # despite its name, 1 = rope
+    if given:
+        return [bool(on) for on in given[:layers]]
+    interval = config.get("no_rope_layer_interval", 4)
+    return [(i + 1) % interval != 0 for i in range(layers)]
+
+
 def _hf_layer_kinds(config: Mapping[str, Any], name: str, layers: int) -> list[str]:
     """ "full" or "sliding" for each layer."""
     window = config.get("sliding_window")
@@ -261,8 +291,7 @@ def _hf_layer_kinds(config: Mapping[str, Any], name: str, layers: int) -> list[s
         first = config.get("max_window_layers", 28)
         return ["sliding" if i >= first else "full" for i in range(layers)]
     if name == "smollm3":
-        without_rope = config.get("no_rope_layers") or [(i + 1) % 4 != 0 for i in range(layers)]
-        return ["full" if on else "sliding" for on in without_rope]
+        return ["full" if on else "sliding" for on in _hf_has_rope(config, name, layers)]
     if name in ("gemma2", "gemma3"):
         period = config.get("sliding_window_pattern", FAMILIES[name].window_period)
         return ["sliding" if (i + 1) % period else "full" for i in range(layers)]
