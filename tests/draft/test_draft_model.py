@@ -229,7 +229,7 @@ def test_interrupted_call_is_taken_up_again():
     assert propose(subject, view(PROMPT)) == [continuation(PROMPT, 4)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data(), st.integers(3, 12), st.booleans(), st.booleans())
 def test_any_history_gives_the_drafts_of_a_fresh_drafter(data, num_blocks, prefix_caching, rule_needs_law):
     """Requests grow by accepted, recovered and unrelated tokens, come and go; the K/V budget is tiny."""
