@@ -23,15 +23,19 @@ _LETTER = (
     "Dear Mrs Alvarez, thank you for your letter of 3 March. We are glad to hear that the garden table arrived in good "
     "condition and that the assembly took less than an hour. The two missing screws were sent to you this morning."
 )
-_FUNCTION = """def average(values):
-    s = 0.0
-    for value in values:
-        s = s + value
-    return s / len(values)"""
-PROMPTS = (  # prompt lookup finds its drafts in the first three and hardly any in the last two
+_CLASS = """class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, item):
+        self.items.append(item)
+
+    def pop(self):
+        return self.items.pop()"""
+PROMPTS = (  # prompt lookup has much to find in the first three and hardly anything in the last two
     Prompt("copy", "copy", (f"Repeat this letter word for word, without comments:\n\n{_LETTER}",)),
-    Prompt("edit", "edit code", (f"Rename the variable s to total and show the whole function:\n\n{_FUNCTION}",)),
-    Prompt("read", "read", (f"Read this letter and say what was sent and what took an hour:\n\n{_LETTER}",)),
+    Prompt("edit", "edit code", (f"Rename the class Stack to Pile:\n\n{_CLASS}",)),
+    Prompt("quote", "quote", (f"{_LETTER}\n\nWhich sentence of the letter mentions the screws?",)),
     Prompt("explain", "explain", ("Why is the sky blue? Answer in a few sentences.",)),
     Prompt("invent", "invent", ("Write the beginning of a story about a lighthouse keeper.",)),
 )
