@@ -403,6 +403,22 @@ def test_choices_share_the_prompt_copy_on_write() -> None:
     scenario.check_equal_to_plain()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_target_that_drafts_for_itself_has_every_token_accepted(temperature: float) -> None:
+    model = toy(num_blocks=100, block_size=4)
+    drafter = DraftModelDrafter(model, rule_needs_law=False, eos_ids=TOKENIZER.eos_ids)
+    setting = replace(ALONE, num_draft_tokens=4)
+    engine = engine_of(toy(num_blocks=100, block_size=4), drafter=drafter, setting=setting)
+    params = SamplingParams(
+        temperature=temperature, seed=5, n=3, min_tokens=9, max_tokens=20, repetition_penalty=1.2, frequency_penalty=0.3
+    )
+    engine.add_request(STEM, params)
+    (output,) = [delta.output for _ in range(20) if engine.has_unfinished for delta in engine.step() if delta.output]
+    kinds = {origin for choice in output.outputs for origin in choice.origins}
+    assert kinds == {"plain", "accepted", "bonus"}
+    assert output.metrics.num_accepted_tokens > 20
+
+
 @pytest.mark.xfail(strict=True, reason="abort's delta carries what was held back of the first choice only")
 def test_cancelled_choices_show_all_their_text() -> None:
     setting = replace(ALONE, num_draft_tokens=1)
