@@ -252,7 +252,13 @@ def _drafter(config: EngineConfig, target: LoadedModel, *, needs_laws: bool, pro
         model = target if rule.model == target.name else _load(rule.model, progress=progress)
         check_same_vocabulary(target.tokenizer, model.tokenizer)
         cache = replace(config.cache, kv_cache_memory=rule.kv_cache_memory)
-        return DraftModelDrafter(_runner(model, config, cache), rule_needs_law=needs_laws)
+        return DraftModelDrafter(
+            _runner(model, config, cache),
+            rule_needs_law=needs_laws,
+            prefix_caching=cache.prefix_caching,
+            vocab_size=target.spec.vocab_size,
+            eos_ids=target.tokenizer.eos_ids,
+        )
     from paceline.draft.ngram import NgramDrafter
 
     return NgramDrafter(max_ngram=rule.max_ngram, min_ngram=rule.min_ngram)

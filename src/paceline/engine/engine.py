@@ -91,18 +91,19 @@ class Engine:
             self.scheduler.add(sequence)
         return request.id
 
-    def abort(self, request_id: str) -> Delta | None:
-        """Cancels a request between two steps; what it has produced is in the delta. None if it is not running."""
+    def abort(self, request_id: str) -> list[Delta]:
+        """Cancels a request between two steps; the deltas hold what was held back. Empty if it is not running."""
         request = self._requests.get(request_id)
         if request is None:
-            return None
-        for sequence in request.sequences:
-            if sequence.finish_reason is None:
-                sequence.finish_reason = "abort"
-                if sequence.detokenizer is not None:
-                    sequence.detokenizer.close()
-                self._leave(sequence)
-        return self._last_delta(request.sequences[0], token_ids=[])
+            return []
+        cancelled = [sequence for sequence in request.sequences if sequence.finish_reason is None]
+        for sequence in cancelled:
+            sequence.finish_reason = "abort"
+            if sequence.detokenizer is not None:
+                sequence.detokenizer.close()
+            self._leave(sequence)
+        *others, last = cancelled
+        return [*(_delta(sequence, []) for sequence in others), self._last_delta(last, token_ids=[])]
 
     def step(self) -> list[Delta]:
         """One target pass. Returns what it added to streamed requests, and the last delta of every finished one."""
