@@ -1,8 +1,9 @@
 """The decoder that all supported families share, in eager torch, shaped for few rows.
 
 A pass over a small model is dominated by the number of operations, so matrices are fused at load (q, k, v in one; gate
-and up in one), rotary pairs are laid side by side so that a rotation is one complex product, and K and V of a token
-are one row of the pool. The residual stream, the norms and the rotation are float32 in every weight type.
+and up in one), rows of q and k are reordered so that rotary pairs are neighbours and a rotation is one complex
+product, and K and V of a token are one row of the pool. The residual stream, the norms and the rotation are float32
+in every weight type.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from paceline.errors import CorruptFileError
 from paceline.models.architecture import ModelSpec
 from paceline.models.rope import RopeSpec, inverse_frequencies
-from paceline.models.torch_attention import AttentionPlan, attend
+from paceline.models.torch_attention import AttentionPlan
 
 
 class Linear:
@@ -91,7 +92,7 @@ class TorchDecoder:
         head = embedding if spec.tied_embeddings else reader.matrix("lm_head", spec.vocab_size, spec.hidden_size)
         self._head = Linear(head, bias=None)
         self._rotations = {
-            rope: _Rotation(*inverse_frequencies(rope, max_model_len=max_model_len, weights=weights), device)
+            rope: _Rotation(spec, *inverse_frequencies(rope, max_model_len=max_model_len, weights=weights), device)
             for rope in set(spec.ropes)
             if rope is not None
         }
@@ -104,15 +105,15 @@ class TorchDecoder:
         slots: torch.Tensor,
         pools: Sequence[torch.Tensor],
         plans: Mapping[int | None, AttentionPlan],
-        block_size: int,
         rows: torch.Tensor,
         hidden_layers: Sequence[int | str],
     ) -> tuple[torch.Tensor, dict[int | str, torch.Tensor]]:
         """Logits [M, V] float32 of the wanted rows, and hidden states [T, d] float32 by layer.
 
-        token_ids, positions, slots [T]; pools one [slots, 2, KV, D] a layer; plans by window.
+        token_ids, positions, slots [T]; pools one [slots, 2 * KV * D] a layer; plans by window.
         """
         spec = self._spec
+        num_tokens, q_width = len(token_ids), spec.num_heads * spec.head_dim
         turns = {rope: rotation.turns(positions) for rope, rotation in self._rotations.items()}
         hidden: dict[int | str, torch.Tensor] = {}
         h = F.embedding(token_ids, self._embedding).float()
@@ -121,19 +122,10 @@ class TorchDecoder:
         for i, (layer, pool) in enumerate(zip(self._layers, pools, strict=True)):
             if i in hidden_layers:
                 hidden[i] = h.clone()
-            heads = self._project(layer, h, turns[layer.rope] if layer.rope else None)
-            pool.view(len(pool), -1).index_copy_(0, slots, heads[:, spec.num_heads :].flatten(1))
-            x = layer.output(
-                attend(
-                    plans[layer.window],
-                    heads,
-                    pool,
-                    num_heads=spec.num_heads,
-                    block_size=block_size,
-                    scale=spec.attention_scale,
-                    softcap=spec.attention_softcap,
-                )
-            )
+            qkv = self._project(layer, h, turns[layer.rope] if layer.rope else None)
+            pool.index_copy_(0, slots, qkv[:, q_width:])
+            queries = qkv[:, :q_width].view(num_tokens, spec.num_heads, spec.head_dim)
+            x = layer.output(plans[layer.window].attend(i, queries))
             h.add_(layer.attention_norm(x, torch.float32) if layer.attention_norm else x)
             x = layer.gate_up(layer.mlp_norm(h, self._dtype))
             gate, up = x.chunk(2, dim=-1)
@@ -147,19 +139,17 @@ class TorchDecoder:
         return self._logits(h.index_select(0, rows)), hidden
 
     def _project(self, layer: Layer, h: torch.Tensor, turns: torch.Tensor | None) -> torch.Tensor:
-        """q, k and v [T, H + 2 KV, D], q and k normed and rotated."""
+        """q, k and v [T, (H + 2 KV) * D], q and k normed and rotated."""
         spec = self._spec
-        heads = layer.qkv(layer.input_norm(h, self._dtype)).view(len(h), -1, spec.head_dim)
-        qk = heads[:, : spec.num_heads + spec.num_kv_heads]
+        qkv = layer.qkv(layer.input_norm(h, self._dtype))
         if layer.qk_norm is not None:
+            qk = qkv.view(len(h), -1, spec.head_dim)[:, : spec.num_heads + spec.num_kv_heads]
             qk.copy_(layer.qk_norm(qk, torch.float32))
         if turns is not None:
-            rotated = qk[..., : 2 * turns.shape[-1]]
-            pairs = rotated.float().unflatten(-1, (-1, 2))  # the same memory where heads are float32
-            torch.view_as_complex(pairs).mul_(turns)
-            if heads.dtype != torch.float32:
-                rotated.copy_(pairs.flatten(-2))
-        return heads
+            qkv = qkv.float()
+            torch.view_as_complex(qkv.view(len(h), -1, 2)).mul_(turns)
+            qkv = qkv.to(self._dtype)
+        return qkv
 
     def _logits(self, h: torch.Tensor) -> torch.Tensor:
         logits = self._head(self._norm(h, self._dtype)).float()
@@ -168,15 +158,19 @@ class TorchDecoder:
 
 
 class _Rotation:
-    """Turns positions into unit complex numbers (times the rope's factor)."""
+    """Turns positions into complex factors of the pairs of q, k and v; those of what is not rotated are 1."""
 
-    def __init__(self, inverse_frequencies: np.ndarray, factor: float, device: torch.device) -> None:
-        self._inverse = torch.from_numpy(inverse_frequencies).to(device)
-        self._factor = torch.tensor(factor, dtype=torch.float32, device=device)
+    def __init__(self, spec: ModelSpec, inverse_frequencies: np.ndarray, factor: float, device: torch.device) -> None:
+        unrotated = spec.head_dim // 2 - len(inverse_frequencies)
+        head = np.pad(inverse_frequencies, (0, unrotated))
+        scale = np.pad(np.full(len(inverse_frequencies), factor, np.float32), (0, unrotated), constant_values=1)
+        rotated, plain = spec.num_heads + spec.num_kv_heads, spec.num_kv_heads * spec.head_dim // 2
+        self._angles = torch.from_numpy(np.pad(np.tile(head, rotated), (0, plain))).to(device)
+        self._scales = torch.from_numpy(np.pad(np.tile(scale, rotated), (0, plain), constant_values=1)).to(device)
 
     def turns(self, positions: torch.Tensor) -> torch.Tensor:
-        """[T, 1, dim / 2] complex64."""
-        return torch.polar(self._factor, positions.float()[:, None, None] * self._inverse)
+        """[T, (H + 2 KV) * D / 2] complex64."""
+        return torch.polar(self._scales, positions.float()[:, None] * self._angles)
 
 
 class _Reader:
@@ -194,7 +188,8 @@ class _Reader:
         q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         q, k, v = f"{name}.self_attn.q_proj", f"{name}.self_attn.k_proj", f"{name}.self_attn.v_proj"
         gate, up = f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"
-        order = _pairs_side_by_side(spec, rope)
+        qkv_order = _rows_of_qkv(spec, rope)
+        output_order = _rows_of_heads(_query_heads(spec), torch.arange(spec.head_dim))
         before_mlp = "pre_feedforward_layernorm" if spec.sandwich_norms else "post_attention_layernorm"
         after = (
             (
@@ -208,9 +203,11 @@ class _Reader:
             rope=rope,
             window=spec.windows[index],
             input_norm=self.norm(f"{name}.input_layernorm", spec.hidden_size),
-            qkv=self._linear({q: q_width, k: kv_width, v: kv_width}, spec.hidden_size, spec.qkv_bias, order),
+            qkv=self._linear({q: q_width, k: kv_width, v: kv_width}, spec.hidden_size, spec.qkv_bias, rows=qkv_order),
             qk_norm=self._qk_norm(name, rope) if spec.qk_norm else None,
-            output=self._linear({f"{name}.self_attn.o_proj": spec.hidden_size}, q_width, spec.output_bias),
+            output=self._linear(
+                {f"{name}.self_attn.o_proj": spec.hidden_size}, q_width, spec.output_bias, columns=output_order
+            ),
             attention_norm=after[0],
             mlp_norm=self.norm(f"{name}.{before_mlp}", spec.hidden_size),
             gate_up=self._linear(
@@ -237,13 +234,21 @@ class _Reader:
         return RMSNorm(gain.to(self._device), eps=spec.norm_eps)
 
     def _linear(
-        self, parts: Mapping[str, int], columns: int, has_bias: bool, order: torch.Tensor | None = None
+        self,
+        parts: Mapping[str, int],
+        width: int,
+        has_bias: bool,
+        *,
+        rows: torch.Tensor | None = None,
+        columns: torch.Tensor | None = None,
     ) -> Linear:
-        """One matrix of several, stacked by rows; `order` then permutes the rows."""
-        weight = torch.cat([self._tensor(f"{name}.weight", (rows, columns)) for name, rows in parts.items()])
-        bias = torch.cat([self._tensor(f"{name}.bias", (rows,)) for name, rows in parts.items()]) if has_bias else None
-        if order is not None:
-            weight, bias = weight[order], bias[order] if bias is not None else None
+        """One matrix of several [out, width] that are stacked, its rows or columns reordered."""
+        weight = torch.cat([self._tensor(f"{name}.weight", (out, width)) for name, out in parts.items()])
+        bias = torch.cat([self._tensor(f"{name}.bias", (out,)) for name, out in parts.items()]) if has_bias else None
+        if rows is not None:
+            weight, bias = weight[rows], bias[rows] if bias is not None else None
+        if columns is not None:
+            weight = weight[:, columns]
         return Linear(
             weight.to(self._device, self._dtype), bias=None if bias is None else bias.to(self._device, self._dtype)
         )
@@ -262,13 +267,21 @@ class _Reader:
 def _pairs_within_head(spec: ModelSpec, rope: RopeSpec | None) -> torch.Tensor:
     """[D] order in which dimensions i and i + dim / 2, which rope rotates together, are neighbours."""
     dim = 0 if rope is None else rope.dim
-    pairs = torch.arange(dim).view(2, -1).t().flatten() if dim else torch.arange(0)
-    return torch.cat([pairs, torch.arange(dim, spec.head_dim)])
+    return torch.cat([torch.arange(dim).view(2, dim // 2).t().flatten(), torch.arange(dim, spec.head_dim)])
 
 
-def _pairs_side_by_side(spec: ModelSpec, rope: RopeSpec | None) -> torch.Tensor:
-    """[(H + 2 KV) * D] order of the rows of q, k, v: pairs within each head of q and k. Scores do not change by it."""
-    rotated, plain = spec.num_heads + spec.num_kv_heads, spec.num_kv_heads
-    order = _pairs_within_head(spec, rope).expand(rotated, -1)
-    order = torch.cat([order, torch.arange(spec.head_dim).expand(plain, -1)])
-    return (order + torch.arange(rotated + plain)[:, None] * spec.head_dim).flatten()
+def _query_heads(spec: ModelSpec) -> torch.Tensor:
+    """[H] order [G, KV] of query heads that come as [KV, G]."""
+    return torch.arange(spec.num_heads).view(spec.num_kv_heads, -1).t().flatten()
+
+
+def _rows_of_heads(heads: torch.Tensor, within: torch.Tensor) -> torch.Tensor:
+    """[heads * D] rows of the heads in their order, and of `within` [D] in each."""
+    return (heads[:, None] * len(within) + within).flatten()
+
+
+def _rows_of_qkv(spec: ModelSpec, rope: RopeSpec | None) -> torch.Tensor:
+    """[(H + 2 KV) * D] order of q, k and v. Scores do not change: q and k are reordered alike."""
+    keys = torch.arange(spec.num_heads, spec.num_heads + spec.num_kv_heads)
+    pairs = _rows_of_heads(torch.cat([_query_heads(spec), keys]), _pairs_within_head(spec, rope))
+    return torch.cat([pairs, torch.arange(len(pairs), len(pairs) + spec.num_kv_heads * spec.head_dim)])

@@ -14,7 +14,7 @@ from paceline.config import one_of
 from paceline.errors import ConfigError, PacelineError
 from paceline.interfaces import KVLayout
 from paceline.models.architecture import ModelSpec
-from paceline.models.torch_attention import plan_attention
+from paceline.models.torch_attention import AttentionPlan, AttentionShape
 from paceline.models.torch_decoder import TorchDecoder
 from paceline.sampling.sampler import sample_rows
 from paceline.types import ForwardBatch, ForwardOutput, RowSampling
@@ -65,6 +65,12 @@ class TorchRunner:
             block_size=block_size,
             bytes_per_block=kv_bytes_per_block(spec, block_size=block_size, dtype=dtype),
         )
+        self._attention = AttentionShape(
+            num_heads=spec.num_heads,
+            block_size=block_size,
+            scale=spec.attention_scale,
+            softcap=spec.attention_softcap,
+        )
         with torch.inference_mode():
             self._decoder = TorchDecoder(
                 spec, weights, max_model_len=self._max_model_len, dtype=self._dtype, device=self._device
@@ -101,23 +107,15 @@ class TorchRunner:
         self._check(batch)
         with torch.inference_mode():
             plans = {
-                window: plan_attention(
-                    batch,
-                    window=window,
-                    block_size=self._kv.block_size,
-                    group_size=self._spec.num_heads // self._spec.num_kv_heads,
-                    dtype=self._dtype,
-                    device=self._device,
-                )
+                window: AttentionPlan(batch, self._pool, self._attention, window=window)
                 for window in set(self._spec.windows)
             }
             logits, hidden = self._decoder.run(
                 self._indices(batch.token_ids),
                 self._indices(batch.positions),
                 slots=self._indices(batch.slots),
-                pools=self._pool.unbind(0),
+                pools=self._pool.flatten(2).unbind(0),
                 plans=plans,
-                block_size=self._kv.block_size,
                 rows=self._indices(batch.logit_rows),
                 hidden_layers=batch.hidden_layers,
             )
