@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
 
+# Threads that wait sleep instead of spinning: on a busy machine spinning ones keep those that work from the cores.
+test test-all: export OMP_WAIT_POLICY ?= passive
+
 .PHONY: setup demo test test-all lint bench docs
 
 setup: $(STAMP)

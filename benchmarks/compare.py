@@ -32,7 +32,7 @@ def run_json(command: list[str]) -> dict[str, Any]:
 
 def run_paceline(workload: list[str], *, model: str, dtype: str) -> dict[str, dict[str, Any]]:
     """Both modes of one `paceline bench`, by the name of their row."""
-    command = [sys.executable, "-c", "from paceline.cli.main import main; main()", "bench", model, *workload]
+    command = [sys.executable, "-m", "paceline", "bench", model, *workload]
     report = run_json([*command, "--dtype", dtype, "--speculation", SPECULATION, "--json"])
     prompts = report["settings"]["prompts"]
     print(f"{report['identical']} of {prompts} prompts with identical ids", file=sys.stderr)

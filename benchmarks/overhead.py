@@ -69,7 +69,7 @@ def measure(requests: int, *, steps: int, temperature: float) -> dict[str, float
     params = SamplingParams(max_tokens=steps * (DRAFT_TOKENS + 1), temperature=temperature, seed=0, ignore_eos=True)
     prompt = tokenizer.encode(PROMPT)
     for _ in range(requests):
-        engine.add_request(prompt, params, stream=True)
+        engine.add_request(prompt, params, stream=False)
     engine.step()  # prefill
     overheads, tokens = [], 0
     for _ in range(steps):

@@ -28,6 +28,7 @@ ALLOWED = {  # what each module or package may import, besides itself
     "engine": BASE | PARTS,
     "llm": BASE | PARTS | {"engine"},
     "bench": BASE | PARTS | {"engine", "llm"},
+    "__main__": {"cli"},
     "cli": BASE | PARTS | {"engine", "llm", "bench"},
 }
 AT_USE = {"torch", "transformers", "huggingface_hub"}  # seconds to import: inside functions, but for models/torch_*

@@ -21,7 +21,6 @@ from paceline.models import catalog, download
 from tiny_llama import write_tiny_llama
 
 SMALL = ("--max-tokens", "8", "--kv-cache-memory", "4M", "--threads", "1")
-SCRIPT = "from paceline.cli.main import main; main()"
 
 
 def complaint(*args, exit_code=2, **kwargs) -> str:
@@ -174,7 +173,7 @@ def test_no_disk_space(fake_download, monkeypatch):
 
 
 def test_ctrl_c_in_the_middle(tiny_llama):
-    command = [sys.executable, "-c", SCRIPT, "generate", str(tiny_llama), "--prompt", "hello", "--ignore-eos"]
+    command = [sys.executable, "-m", "paceline", "generate", str(tiny_llama), "--prompt", "hello", "--ignore-eos"]
     long_run = ["--max-tokens", "400", "--kv-cache-memory", "4M", "--n", "100", "--temperature", "1", "--threads", "1"]
     with subprocess.Popen([*command, *long_run], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -186,7 +185,7 @@ def test_ctrl_c_in_the_middle(tiny_llama):
 
 
 def test_a_reader_that_leaves_is_no_error(tiny_llama):
-    command = [sys.executable, "-c", SCRIPT, "generate", str(tiny_llama), "--prompt", "hello", *SMALL]
+    command = [sys.executable, "-m", "paceline", "generate", str(tiny_llama), "--prompt", "hello", *SMALL]
     read_end, write_end = os.pipe()
     os.close(read_end)
     with os.fdopen(write_end, "wb") as closed_pipe:
