@@ -33,7 +33,7 @@ PARAMS = SamplingParams(temperature=1.0, max_tokens=LENGTH, ignore_eos=True, n=C
 
 def toy(*, drift: float = 0.0, seed: int = 3) -> ToyModel:
     return ToyModel(
-        vocab_size=3, seed=seed, order=4, peakedness=0.9, drift=drift, max_model_len=8, num_blocks=600, block_size=2
+        vocab_size=3, seed=seed, order=4, peakedness=1.2, drift=drift, max_model_len=8, num_blocks=600, block_size=2
     )
 
 
@@ -68,7 +68,7 @@ def p_value(rule: str, num_samples: int) -> float:
 
 def count_outputs(rule: str, starts: np.ndarray) -> Counter[tuple[int, ...]]:
     engine = make_engine(
-        drafter=DraftModelDrafter(toy(drift=0.9), rule_needs_law=rule != "coupled"),
+        drafter=DraftModelDrafter(toy(drift=1.5), rule_needs_law=rule != "coupled"),
         rule=rule,
         num_draft_tokens=2,
         runner=toy(),

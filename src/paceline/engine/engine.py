@@ -231,7 +231,7 @@ class Engine:
 
     def _move_path(self, sequence: Sequence, path: tuple[int, ...], *, first_node: int) -> None:
         """Accepted nodes take the key indices that plain decoding would have given them."""
-        if all(node == index for index, node in enumerate(path)):
+        if path == tuple(range(len(path))):
             return
         slots = self.cache.slots(sequence.id, first_node, max(path) + 1)
         self.runner.move(slots[list(path)], slots[: len(path)])
@@ -262,7 +262,8 @@ class Engine:
         name = self.drafter.name if self.drafter is not None else ""
         if len(draft) > budget:
             raise DraftMismatchError(f"drafter {name!r} proposed {len(draft)} nodes where {budget} were allowed.")
-        if draft.token_ids.min() < 0 or draft.token_ids.max() >= self.runner.vocab_size:
+        token_ids = draft.token_ids.tolist()  # a handful: quicker in Python than in NumPy
+        if min(token_ids) < 0 or max(token_ids) >= self.runner.vocab_size:
             raise DraftMismatchError(
                 f"drafter {name!r} proposed a token outside the target's {self.runner.vocab_size}."
             )

@@ -23,8 +23,10 @@ def extend(
     """Appends the verdict's tokens up to the first stop and counts them as computed. Returns the tokens kept."""
     sequence = part.sequence
     path = verdict.path
-    emitted = [int(draft.token_ids[node]) for node in path] if draft is not None else []
-    emitted.append(verdict.final_token)
+    emitted = [verdict.final_token]
+    if draft is not None:
+        drafted = draft.token_ids.tolist()
+        emitted = [*(drafted[node] for node in path), verdict.final_token]
     kept = _append_until_stop(sequence, emitted, max_model_len=max_model_len)
     num_accepted = min(len(path), kept)
     sequence.note_tokens()

@@ -35,47 +35,39 @@ def pack(
     hidden_layers: tuple[int | str, ...] = (),
 ) -> tuple[ForwardBatch, RowSampling | None, list[Rows]]:
     """Pending tokens and draft nodes of all sequences, one sequence after another."""
-    token_ids, positions, slots, logit_rows = [], [], [], []
-    context_lengths, query_starts, ancestors, rows = [], [0], [], []
+    token_ids: list[np.ndarray] = []
+    logit_rows: list[int] = []
+    rows: list[Rows] = []
+    starts = np.array([part.sequence.num_computed for part in plan], dtype=np.int32)
+    num_nodes = [0 if draft is None else len(draft) for draft in drafts]
+    query_starts = np.zeros(len(plan) + 1, dtype=np.int32)
+    np.cumsum([part.num_tokens + nodes for part, nodes in zip(plan, num_nodes, strict=True)], out=query_starts[1:])
     row_start = 0
-    for part, draft in zip(plan, drafts, strict=True):
-        sequence = part.sequence
-        start, end = sequence.num_computed, sequence.num_computed + part.num_tokens
-        num_nodes = len(draft) if draft is not None else 0
-        token_ids.append(sequence.tokens.view()[start:end])
-        ancestors.append(None)
-        if draft is None:
-            positions.append(np.arange(start, end, dtype=np.int32))
-        elif draft.is_chain:
+    for part, draft, first in zip(plan, drafts, query_starts.tolist(), strict=False):
+        sequence, start = part.sequence, part.sequence.num_computed
+        token_ids.append(sequence.tokens.view()[start : start + part.num_tokens])
+        if draft is not None:
             token_ids.append(draft.token_ids)
-            positions.append(np.arange(start, end + num_nodes, dtype=np.int32))
-        else:
-            token_ids.append(draft.token_ids)
-            positions += [np.arange(start, end, dtype=np.int32), node_depths(draft) + (end - 1)]
-            ancestors[-1] = ancestor_mask(draft, num_before=part.num_tokens)
-        slots.append(cache.slots(sequence.id, start, part.num_tokens + num_nodes))
-        context_lengths.append(start)
-        first, first_prompt_row = query_starts[-1], _first_prompt_row(sequence, start)
-        last_prompt_row = min(end, sequence.prompt_length - 1) if sequence.wants_prompt_rows else first_prompt_row
-        num_prompt_rows = max(0, last_prompt_row - first_prompt_row)
-        num_sample_rows = 1 + num_nodes if part.samples else 0
-        if num_prompt_rows:
-            at = first + first_prompt_row - start
-            logit_rows += range(at, at + num_prompt_rows)
-        if num_sample_rows:
-            at = first + part.num_tokens - 1
-            logit_rows += range(at, at + num_sample_rows)
-        split = row_start + num_prompt_rows
-        rows.append(Rows(slice(row_start, split), slice(split, split + num_sample_rows)))
-        row_start = split + num_sample_rows
-        query_starts.append(first + part.num_tokens + num_nodes)
+        own = _rows(part, draft, row_start)
+        if own.prompt.stop > own.prompt.start:
+            at = first + _first_prompt_row(sequence) - start
+            logit_rows += range(at, at + own.prompt.stop - own.prompt.start)
+        at = first + part.num_tokens - 1
+        logit_rows += range(at, at + own.sample.stop - own.sample.start)
+        rows.append(own)
+        row_start = own.sample.stop
+    # The i-th token of a sequence's part has key index start + i. That is its position, too, except in trees.
+    counts = query_starts[1:] - query_starts[:-1]
+    keys = np.arange(query_starts[-1], dtype=np.int32) + np.repeat(starts - query_starts[:-1], counts)
+    block_tables = [cache.block_table(part.sequence.id) for part in plan]
+    positions, ancestors = _trees(plan, drafts, keys, query_starts)
     batch = ForwardBatch(
         token_ids=np.concatenate(token_ids),
-        positions=np.concatenate(positions),
-        slots=np.concatenate(slots),
-        query_starts=np.array(query_starts, dtype=np.int32),
-        context_lengths=np.array(context_lengths, dtype=np.int32),
-        block_tables=[cache.block_table(part.sequence.id) for part in plan],
+        positions=positions,
+        slots=_slots(keys, counts, block_tables, cache.block_size),
+        query_starts=query_starts,
+        context_lengths=starts,
+        block_tables=block_tables,
         ancestors=ancestors,
         logit_rows=np.array(logit_rows, dtype=np.int32),
         hidden_layers=hidden_layers,
@@ -84,6 +76,41 @@ def pack(
         return batch, None, rows
     sampled_positions = batch.positions[batch.logit_rows].astype(np.uint32) + np.uint32(1)
     return batch, _row_sampling(plan, drafts, rows, sampled_positions, want_laws=want_laws), rows
+
+
+def _rows(part: ScheduledSequence, draft: Draft | None, row_start: int) -> Rows:
+    """The rows that a sequence wants, numbered from row_start."""
+    sequence, split = part.sequence, row_start
+    if sequence.wants_prompt_rows:
+        end = min(sequence.num_computed + part.num_tokens, sequence.prompt_length - 1)
+        split += max(0, end - _first_prompt_row(sequence))
+    num_sample_rows = 0 if not part.samples else 1 if draft is None else 1 + len(draft)
+    return Rows(slice(row_start, split), slice(split, split + num_sample_rows))
+
+
+def _slots(keys: np.ndarray, counts: np.ndarray, block_tables: list[np.ndarray], block_size: int) -> np.ndarray:
+    """Slot of each token [T] int64, from its key index and its sequence's table."""
+    sizes = np.array([len(table) for table in block_tables])
+    offsets = np.repeat(np.cumsum(sizes) - sizes, counts)
+    blocks = np.concatenate(block_tables)[offsets + keys // block_size]
+    return blocks * np.int64(block_size) + keys % block_size
+
+
+def _trees(
+    plan: list[ScheduledSequence], drafts: list[Draft | None], keys: np.ndarray, query_starts: np.ndarray
+) -> tuple[np.ndarray, list[np.ndarray | None]]:
+    """Positions [T], by depth within trees, and ancestor masks where a draft is no chain."""
+    positions, ancestors = keys, []
+    for index, (part, draft) in enumerate(zip(plan, drafts, strict=True)):
+        if draft is None or draft.is_chain:
+            ancestors.append(None)
+            continue
+        if positions is keys:
+            positions = keys.copy()
+        end = query_starts[index + 1]
+        positions[end - len(draft) : end] = node_depths(draft) + positions[end - len(draft) - 1]
+        ancestors.append(ancestor_mask(draft, num_before=part.num_tokens))
+    return positions, ancestors
 
 
 def node_depths(draft: Draft) -> np.ndarray:
@@ -106,9 +133,9 @@ def ancestor_mask(draft: Draft, *, num_before: int) -> np.ndarray:
     return mask
 
 
-def _first_prompt_row(sequence: Sequence, start: int) -> int:
-    """Token index of the first row whose prompt log-probability is still wanted."""
-    return max(start, len(sequence.prompt_logprobs))
+def _first_prompt_row(sequence: Sequence) -> int:
+    """Token index of the first row of this pass whose prompt log-probability is still wanted."""
+    return max(sequence.num_computed, len(sequence.prompt_logprobs))
 
 
 def _row_sampling(
@@ -158,7 +185,7 @@ def _logprobs_wanted(
         if count:
             if logprob_ids is None:
                 logprob_ids = np.full(len(temperature), -1, dtype=np.int32)
-            at = _first_prompt_row(sequence, sequence.num_computed) + 1
+            at = _first_prompt_row(sequence) + 1
             logprob_ids[where.prompt] = sequence.tokens.view()[at : at + count]
             temperature[where.prompt] = 0.0
             wanted.append(sequence.params.prompt_logprobs)

@@ -21,16 +21,11 @@ class CoupledVerifier:
 
     def verify(self, draft: Draft, rows: np.ndarray, noise: Noise, *, position: int, attempt: int) -> Verdict:
         """The path of nodes that hold the sampled tokens, and the first sampled token that no child holds."""
-        children: dict[tuple[int, int], int] = {}
-        parents = draft.parents.tolist()
-        for node, key in enumerate(zip(parents, draft.token_ids.tolist(), strict=True)):
-            children.setdefault(key, node)
-        sampled = rows.tolist()
+        sampled, parents = rows.tolist(), draft.parents.tolist()
         path: list[int] = []
-        node = -1
-        while (child := children.get((node, sampled[node + 1]))) is not None:
-            path.append(child)
-            node = child
-        return Verdict(
-            path=tuple(path), final_token=sampled[node + 1], kind="recovered" if node in parents else "bonus"
-        )
+        node, token = -1, sampled[0]
+        for child, (parent, drafted) in enumerate(zip(parents, draft.token_ids.tolist(), strict=True)):
+            if parent == node and drafted == token:  # children come after their parent: one look at each node will do
+                path.append(child)
+                node, token = child, sampled[child + 1]
+        return Verdict(path=tuple(path), final_token=token, kind="recovered" if node in parents else "bonus")
