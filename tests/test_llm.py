@@ -1,0 +1,128 @@
+"""LLM on the real SmolLM2: speculation leaves ids alone, in batches and streams, greedy and sampled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline import LLM, CacheConfig, EngineConfig, SamplingParams
+from paceline.errors import ConfigError, DraftMismatchError, PromptError
+from paceline.types import RequestOutput
+
+TIE = 1e-3  # log gap under which rounding may decide
+MAX_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[dict]]:
+    lines = (Path(__file__).parent / "data" / "prompts.jsonl").read_text().splitlines()
+    return [[{"role": "user", "content": json.loads(line)["turns"][0]}] for line in lines]
+
+
+def config() -> EngineConfig:
+    return EngineConfig(dtype="float32", cache=CacheConfig(kv_cache_memory=256 << 20, prefix_caching=False))
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2) -> LLM:
+    return LLM(smollm2, config=config(), speculation={"method": "ngram", "min_ngram": 1})
+
+
+@pytest.fixture(scope="module")
+def self_drafting(smollm2) -> LLM:
+    return LLM(smollm2, config=config(), speculation={"method": "draft_model", "model": "smollm2-135m"})
+
+
+def assert_same(llm: LLM, plain: RequestOutput, other: RequestOutput, params: SamplingParams) -> None:
+    """Equal ids, or a first difference that is a floating-point tie."""
+    if plain.token_ids == other.token_ids:
+        return
+    at = next(i for i, (a, b) in enumerate(zip(plain.token_ids, other.token_ids, strict=False)) if a != b)
+    known = [*plain.prompt_token_ids, *plain.token_ids[:at]]
+    margin = llm.race_margin(known, params, prompt_length=len(plain.prompt_token_ids), seed=plain.seed)
+    assert margin < TIE, f"differs at {at} with a margin of {margin:.2e}"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_prompt_lookup_and_batches_leave_the_ids_alone(llm: LLM, prompts: list, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=7, max_tokens=MAX_TOKENS)
+    plain_params = SamplingParams(temperature=temperature, seed=7, max_tokens=MAX_TOKENS, speculation=False)
+    alone = [llm.chat(messages, plain_params)[0] for messages in prompts]
+    batch = llm.chat(prompts, params)
+    for plain, speculative in zip(alone, batch, strict=True):
+        assert_same(llm, plain, speculative, params)
+        assert plain.metrics.num_drafts == 0
+    assert sum(output.metrics.num_accepted_tokens for output in batch) > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_model_that_drafts_for_itself_is_always_right(self_drafting: LLM, prompts: list, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, seed=7, max_tokens=MAX_TOKENS)
+    plain_params = SamplingParams(temperature=temperature, seed=7, max_tokens=MAX_TOKENS, speculation=False)
+    plain = self_drafting.chat(prompts[:3], plain_params)
+    speculative = self_drafting.chat(prompts[:3], params)
+    for one, other in zip(plain, speculative, strict=True):
+        assert_same(self_drafting, one, other, params)
+        assert "recovered" not in other.outputs[0].origins
+
+
+def test_a_stream_is_the_answer_in_pieces(llm: LLM, prompts: list) -> None:
+    params = SamplingParams(max_tokens=MAX_TOKENS)
+    deltas = list(llm.stream(prompts[6], params))
+    output = deltas[-1].output
+    assert output is not None
+    assert output.finished
+    assert "".join(delta.text for delta in deltas) == output.text
+    assert tuple(t for delta in deltas for t in delta.token_ids) == output.token_ids
+    assert tuple(o for delta in deltas for o in delta.origins) == output.outputs[0].origins
+    assert output.text == llm.chat(prompts[6], params)[0].text
+
+
+def test_closing_a_stream_cancels_the_request(llm: LLM, prompts: list) -> None:
+    stream = llm.stream(prompts[0], SamplingParams(max_tokens=200))
+    next(stream)
+    stream.close()
+    assert not llm.engine.has_unfinished
+    assert llm.engine.cache.num_free_blocks == llm.engine.cache.num_blocks
+
+
+def test_choices_differ_and_share_their_prompt(llm: LLM, prompts: list) -> None:
+    params = SamplingParams(temperature=1.0, seed=3, n=4, max_tokens=12)
+    output = llm.chat(prompts[0], params)[0]
+    assert len({choice.token_ids for choice in output.outputs}) == 4
+    one = llm.chat(prompts[0], SamplingParams(temperature=1.0, seed=3, max_tokens=12))[0]
+    assert_same(llm, one, output, params)
+
+
+def test_two_streams_may_run_side_by_side(llm: LLM, prompts: list) -> None:
+    params = SamplingParams(max_tokens=10)
+    first, second = llm.stream(prompts[0], params), llm.stream(prompts[3], params)
+    texts = ["", ""]
+    for one, two in zip(first, second, strict=False):
+        texts[0] += one.text
+        texts[1] += two.text
+    texts[0] += "".join(delta.text for delta in first)
+    texts[1] += "".join(delta.text for delta in second)
+    assert texts[0].startswith(llm.chat(prompts[0], params)[0].text[:10])
+    assert texts[1].startswith(llm.chat(prompts[3], params)[0].text[:10])
+
+
+def test_inputs_that_cannot_run_leave_nothing_behind(llm: LLM) -> None:
+    with pytest.raises(PromptError, match="is empty"):
+        llm.generate(["Hello", ""])
+    with pytest.raises(PromptError, match="outside the vocabulary"):
+        llm.generate([[1, 2, 10**6]])
+    with pytest.raises(PromptError, match="may hold"):
+        llm.generate([[1] * 9000])
+    with pytest.raises(ConfigError, match="3 prompts came with 2"):
+        llm.generate(["a", "b", "c"], [SamplingParams(), SamplingParams()])
+    with pytest.raises(ConfigError, match="outside the vocabulary"):
+        llm.generate("Hello", SamplingParams(logit_bias={10**6: 1.0}))
+    assert not llm.engine.has_unfinished
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(smollm2, tiny_llama: Path) -> None:
+    with pytest.raises(DraftMismatchError, match="vocabulary"):
+        LLM(smollm2, config=config(), speculation={"method": "draft_model", "model": str(tiny_llama)})
