@@ -192,3 +192,19 @@ def test_longrope_takes_the_long_factors_when_the_engine_may_pass_the_original_c
     assert_close(run_in_chunks(peer.runner, tokens, list(range(10)), [10, 29, 1]), theirs)
     short = peer.runner.forward(make_batch([{"tokens": tokens[:10], "context": 0, "table": range(3)}])).logits
     assert_close(short, theirs[:10])
+
+
+def test_long_contexts_beside_short_ones() -> None:
+    """Long contexts in consecutive blocks are read in place, others are gathered with requests of about their size."""
+    peer = Peer("Llama", {"max_position_embeddings": 2048}, num_blocks=700, max_model_len=2048)
+    tables = [np.arange(290), 690 - 2 * np.arange(200), np.array([301, 305, 303, 307]), np.arange(692, 696)]
+    lengths = [1150, 790, 13, 14]
+    prompts = [random_tokens(n, seed=i) for i, n in enumerate(lengths)]
+    for prompt, table in zip(prompts, tables, strict=True):
+        peer.runner.forward(make_batch([{"tokens": prompt[:-3], "context": 0, "table": table}]))
+    requests = [
+        {"tokens": prompt[-3:], "context": len(prompt) - 3, "table": table}
+        for prompt, table in zip(prompts, tables, strict=True)
+    ]
+    ours = peer.runner.forward(make_batch(requests)).logits
+    assert_close(ours, np.concatenate([peer.logits(prompt)[-3:] for prompt in prompts]))

@@ -26,7 +26,11 @@ class Linear:
     than one."""
 
     def __init__(self, weight: torch.Tensor, *, bias: torch.Tensor | None) -> None:
-        self._packed = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self._packed = (
+            weight.device.type == "cpu"
+            and torch.backends.mkldnn.is_available()
+            and (weight.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packed else weight
         self._bias = bias
 
