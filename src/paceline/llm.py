@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.interrupt import deferred_interrupt
 from paceline.engine.probe import last_row
 from paceline.engine.progress import BatchProgress
-from paceline.errors import ConfigError, MissingDependencyError
+from paceline.errors import ConfigError, MissingDependencyError, PromptError
 from paceline.interfaces import Drafter, Runner
 from paceline.sampling.sampler import race_margin
 from paceline.types import Delta, RequestOutput, SamplingParams
@@ -96,10 +96,9 @@ class LLM:
 
         Raises PromptError or ConfigError before anything is computed if one of them cannot be run.
         """
-        batch = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)
-        return self._run(
-            [(self._encode(p), p if isinstance(p, str) else None) for p in batch], params, progress=progress
-        )
+        single = isinstance(prompts, str) or _is_ids(prompts)
+        batch = cast("list[Prompt]", [prompts] if single else list(prompts))
+        return self._run([self._encode(prompt) for prompt in batch], params, progress=progress)
 
     def chat(
         self,
@@ -109,7 +108,7 @@ class LLM:
         progress: bool = False,
     ) -> list[RequestOutput]:
         """Answers one conversation or several: lists of {"role": ..., "content": ...}, through the chat template."""
-        conversations = [messages] if _is_messages(messages) else list(messages)
+        conversations = cast("list[Sequence[Message]]", [messages] if _is_messages(messages) else list(messages))
         return self._run([self._encode_chat(c) for c in conversations], params, progress=progress)
 
     def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> Iterator[Delta]:
@@ -117,11 +116,8 @@ class LLM:
 
         A list of messages is a chat. The last delta carries the whole output. Closing the iterator cancels the request.
         """
-        token_ids, text = self._encode_chat(prompt) if _is_messages(prompt) else (self._encode(prompt), prompt)
-        request_id = self._add(
-            token_ids, text if isinstance(text, str) else None, params or SamplingParams(), stream=True
-        )
-        return self._stream(request_id)
+        encoded = self._encode_chat(prompt) if _is_messages(prompt) else self._encode(cast("Prompt", prompt))
+        return self._stream(self._add(*encoded, params or SamplingParams(), stream=True))
 
     def race_margin(
         self,
@@ -196,10 +192,14 @@ class LLM:
         self.engine.abort(request_id)
         self._deltas.pop(request_id, None)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+    def _encode(self, prompt: Prompt) -> tuple[list[int], str | None]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt), prompt
+        if len(prompt) and not _is_ids(prompt):
+            raise PromptError(f"a prompt is text, token ids or a list of messages; got {prompt!r:.60}.")
+        return [int(token_id) for token_id in prompt], None
 
-    def _encode_chat(self, messages: Sequence[Message]) -> tuple[list[int], str]:
+    def _encode_chat(self, messages: Sequence[Message]) -> tuple[list[int], str | None]:
         text = self.tokenizer.render_chat([dict(m) for m in messages])
         return self.tokenizer.encode(text, add_special_tokens=False), text
 
@@ -216,7 +216,9 @@ def _runner(model: LoadedModel, config: EngineConfig, cache: CacheConfig) -> Run
     """The model on the chosen engine, with as many K/V blocks as the budget pays for."""
     try:
         from paceline.models.torch_runner import TorchRunner, kv_bytes_per_block
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
         raise MissingDependencyError("the torch engine needs torch: pip install 'paceline[torch]'.") from error
     dtype = _dtype(config)
     context = model.spec.context_length
@@ -264,10 +266,10 @@ def _drafter(config: EngineConfig, target: LoadedModel, *, needs_laws: bool, pro
     return NgramDrafter(max_ngram=rule.max_ngram, min_ngram=rule.min_ngram)
 
 
-def _dtype(config: EngineConfig) -> str:
-    if config.dtype != "auto":
-        return config.dtype
-    return "float32" if config.device == "cpu" else "bfloat16"
+def _dtype(config: EngineConfig) -> Literal["float32", "bfloat16"]:
+    if config.dtype == "auto":
+        return "float32" if config.device == "cpu" else "bfloat16"
+    return config.dtype
 
 
 def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
@@ -278,9 +280,11 @@ def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int
     return list(params)
 
 
-def _is_ids(prompts: object) -> bool:
-    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], (int, np.integer))
+def _is_ids(prompts: object) -> TypeGuard[Sequence[int]]:
+    return (
+        isinstance(prompts, (Sequence, np.ndarray)) and len(prompts) > 0 and isinstance(prompts[0], (int, np.integer))
+    )
 
 
-def _is_messages(prompt: object) -> bool:
+def _is_messages(prompt: object) -> TypeGuard[Sequence[Message]]:
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)

@@ -239,8 +239,11 @@ def _adjustments(jobs: list[_Job]) -> Adjustments | None:
 class _Vocabulary(Protocol):
     """The part of a tokenizer that the check needs."""
 
-    vocab_size: int
-    fingerprint: str
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
 
     def token_text(self, token_id: int) -> str: ...
 

@@ -188,7 +188,7 @@ def _logprobs_wanted(
             at = _first_prompt_row(sequence) + 1
             logprob_ids[where.prompt] = sequence.tokens.view()[at : at + count]
             temperature[where.prompt] = 0.0
-            wanted.append(sequence.params.prompt_logprobs)
+            wanted.append(sequence.params.prompt_logprobs or 0)
     return logprob_ids, max(wanted) if wanted else None
 
 
@@ -208,10 +208,10 @@ def _adjustments(sequences: list[Sequence], drafts: list[Draft | None], rows: li
 
 def _allowed(sequences: list[Sequence], rows: list[Rows]) -> np.ndarray | None:
     """[M, ceil(V/8)] bit masks, or None when no sequence restricts its tokens."""
-    restricted = [(s, where) for s, where in zip(sequences, rows, strict=True) if s.allowed is not None]
+    restricted = [(s.allowed, where.sample) for s, where in zip(sequences, rows, strict=True) if s.allowed is not None]
     if not restricted:
         return None
-    masks = np.full((rows[-1].sample.stop, len(restricted[0][0].allowed)), 0xFF, dtype=np.uint8)
-    for sequence, where in restricted:
-        masks[where.sample] = sequence.allowed
+    masks = np.full((rows[-1].sample.stop, len(restricted[0][0])), 0xFF, dtype=np.uint8)
+    for allowed, where in restricted:
+        masks[where] = allowed
     return masks

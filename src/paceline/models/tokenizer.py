@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +139,7 @@ class Tokenizer:
         text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
         return self.encode(text, add_special_tokens=False)  # the template writes the special tokens itself
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Equal for two tokenizers if and only if every id means the same token."""
         digest = hashlib.sha256()
