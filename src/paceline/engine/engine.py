@@ -14,7 +14,6 @@ from paceline.engine.request import Request, Sequence
 from paceline.engine.scheduler import ScheduledSequence, Scheduler
 from paceline.errors import ConfigError, DraftMismatchError, PromptError
 from paceline.interfaces import Controller, Drafter, Runner, Verifier
-from paceline.sampling.noise import PhiloxNoise
 from paceline.types import Delta, Draft, ForwardOutput, SamplingParams, Verdict
 
 
@@ -186,7 +185,7 @@ class Engine:
                     self.verifier.verify(
                         draft,
                         values[where.sample],
-                        PhiloxNoise(sequence.request.seed, sequence.index),
+                        sequence.noise,
                         position=len(sequence.tokens),
                         attempt=sequence.speculation.steps,
                     )
@@ -216,7 +215,7 @@ class Engine:
             )
             if sequence.finish_reason is not None:
                 self._leave(sequence)
-            if sequence.request.finished:
+            if sequence.finish_reason is not None and sequence.request.finished:
                 deltas.append(self._last_delta(sequence, token_ids=token_ids))
             elif sequence.request.stream:
                 deltas.append(_delta(sequence, token_ids))

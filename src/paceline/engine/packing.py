@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,16 +14,11 @@ from paceline.sampling.processors import pack_adjustments
 from paceline.types import Adjustments, Draft, ForwardBatch, RowSampling
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """Where one sequence's logits rows stand among the M rows of the pass."""
 
     prompt: slice  # one a prompt token whose log-probability is wanted
     sample: slice  # the root's row, then one a draft node; empty while the prompt is not through
-
-    @property
-    def count(self) -> int:
-        return self.sample.stop - self.prompt.start
 
 
 def pack(
@@ -146,22 +141,18 @@ def _row_sampling(
     *,
     want_laws: bool,
 ) -> RowSampling:
-    counts = np.array([r.count for r in rows])
     sequences = [part.sequence for part in plan]
-    params = [s.params for s in sequences]
-
-    def spread(values: list, dtype: type) -> np.ndarray:
-        return np.repeat(np.array(values, dtype=dtype), counts)
-
-    temperature = spread([p.temperature for p in params], np.float32)
+    owner = np.repeat(np.arange(len(plan)), [own.sample.stop - own.prompt.start for own in rows])  # [M] each row's own
+    filters = [(p.temperature, p.top_p, p.min_p) for p in (s.params for s in sequences)]
+    temperature, top_p, min_p = np.array(filters, dtype=np.float32).T[:, owner]
     logprob_ids, wanted = _logprobs_wanted(sequences, rows, temperature)
     return RowSampling(
         temperature=temperature,
-        top_k=spread([p.top_k for p in params], np.int32),
-        top_p=spread([p.top_p for p in params], np.float32),
-        min_p=spread([p.min_p for p in params], np.float32),
-        seed=spread([s.request.seed for s in sequences], np.uint64),
-        stream=spread([s.index for s in sequences], np.uint32),
+        top_k=np.array([s.params.top_k for s in sequences], dtype=np.int32)[owner],
+        top_p=top_p,
+        min_p=min_p,
+        seed=np.array([s.request.seed for s in sequences], dtype=np.uint64)[owner],
+        stream=np.array([s.index for s in sequences], dtype=np.uint32)[owner],
         position=positions,
         purpose=np.full(len(positions), SAMPLE, dtype=np.uint32),
         adjustments=_adjustments(sequences, drafts, rows),

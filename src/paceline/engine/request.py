@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.engine.detokenizer import Detokenizer
+from paceline.sampling.noise import PhiloxNoise
 from paceline.sampling.processors import PenaltyState, allowed_mask
 from paceline.types import (
     Completion,
@@ -24,9 +25,10 @@ class TokenBuffer:
     """A growable int32 array: appending is amortised O(1), reading is a view."""
 
     def __init__(self, token_ids: np.ndarray) -> None:
-        self._data = np.empty(max(64, 2 * len(token_ids)), dtype=np.int32)
+        self._length = 0
+        self._reserve(max(64, 2 * len(token_ids)))
         self._data[: len(token_ids)] = token_ids
-        self._set_length(len(token_ids))
+        self._length = len(token_ids)
 
     def __len__(self) -> int:
         return self._length
@@ -34,20 +36,20 @@ class TokenBuffer:
     def extend(self, token_ids: list[int]) -> None:
         end = self._length + len(token_ids)
         if end > len(self._data):
-            grown = np.empty(2 * end, dtype=np.int32)
-            grown[: self._length] = self._data[: self._length]
-            self._data = grown
+            self._reserve(2 * end)
         self._data[self._length : end] = token_ids
-        self._set_length(end)
+        self._length = end
 
     def view(self) -> np.ndarray:
         """[len] int32, read-only; a later extend leaves it as it is."""
-        return self._view
+        return self._read_only[: self._length]
 
-    def _set_length(self, length: int) -> None:
-        self._length = length
-        self._view = self._data[:length]
-        self._view.flags.writeable = False
+    def _reserve(self, size: int) -> None:
+        grown = np.empty(size, dtype=np.int32)
+        if self._length:
+            grown[: self._length] = self._data[: self._length]
+        self._data, self._read_only = grown, grown.view()
+        self._read_only.flags.writeable = False  # and so are its slices
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class SpeculationCounter:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     steps: int = 0
-    per_pos: list[int] = field(default_factory=list)
+    num_accepted: list[int] = field(default_factory=list)  # drafts of which exactly i nodes were accepted
 
     def count(self, *, drafted: int, accepted: int) -> None:
         self.steps += 1
@@ -66,12 +68,13 @@ class SpeculationCounter:
             self.drafts += 1
             self.draft_tokens += drafted
             self.accepted_tokens += accepted
-            self.per_pos.extend([0] * (accepted - len(self.per_pos)))
-            for position in range(accepted):
-                self.per_pos[position] += 1
+            if accepted >= len(self.num_accepted):
+                self.num_accepted += [0] * (accepted + 1 - len(self.num_accepted))
+            self.num_accepted[accepted] += 1
 
     def freeze(self) -> SpeculationMetrics:
-        return SpeculationMetrics(self.drafts, self.draft_tokens, self.accepted_tokens, tuple(self.per_pos), self.steps)
+        per_pos = tuple(sum(self.num_accepted[i:]) for i in range(1, len(self.num_accepted)))
+        return SpeculationMetrics(self.drafts, self.draft_tokens, self.accepted_tokens, per_pos, self.steps)
 
 
 class Sequence:
@@ -89,6 +92,7 @@ class Sequence:
             request.params, request.prompt_token_ids, eos_ids=request.eos_ids, vocab_size=request.vocab_size
         )
         self.allowed = allowed_mask(request.params, vocab_size=request.vocab_size)  # [ceil(V/8)] uint8, None = all
+        self.noise = PhiloxNoise(request.seed, index)
         self.detokenizer: Detokenizer | None = request.new_detokenizer()
         self.origins: list[str] = []
         self.logprobs: list[TokenLogprob] = []

@@ -6,7 +6,6 @@ Prefill, chunked prefill, decoding and recomputing after a preemption are one th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from paceline.cache.manager import CacheManager
@@ -68,7 +67,8 @@ class Scheduler:
         plan: dict[str, ScheduledSequence] = {}
         preempted: list[Sequence] = []
         budget = self.config.max_num_batched_tokens
-        for sequence in self._by_urgency():
+        # Decoding sequences before long prompts, so that no prompt starves them; oldest first within each.
+        for sequence in sorted(self.running, key=lambda s: s.pending > 1):
             if budget and sequence not in preempted:
                 budget -= self._compute(sequence, budget, plan, preempted)
         for part in plan.values():
@@ -92,12 +92,6 @@ class Scheduler:
             sequence = part.sequence
             if sequence.finish_reason is None:
                 self.cache.commit(sequence.id, sequence.tokens.view(), sequence.num_computed)
-
-    def _by_urgency(self) -> Iterator[Sequence]:
-        """Decoding sequences before long prompts, so that no prompt starves them; oldest first within each."""
-        running = list(self.running)
-        yield from (s for s in running if s.pending == 1)
-        yield from (s for s in running if s.pending > 1)
 
     def _compute(
         self, sequence: Sequence, budget: int, plan: dict[str, ScheduledSequence], preempted: list[Sequence]

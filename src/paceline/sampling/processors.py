@@ -40,6 +40,7 @@ class _Table(NamedTuple):
 class PenaltyState:
     """What one sequence's bias, bans, min_tokens and penalties do to its next rows, kept up to date token by token.
 
+    active: False when no row of this sequence is adjusted any more: rows() and append() can be skipped for good.
     Repetition counts prompt and output, presence and frequency the output. What rows() returns is valid until the
     next append().
     """
@@ -58,14 +59,8 @@ class PenaltyState:
         self._table.bias[self._at(params.banned_token_ids)] = -np.inf
         self._table.scale[self._at(prompt)] = params.repetition_penalty
         self._endings = self._at(endings)
-
-    @property
-    def active(self) -> bool:
-        """False when no row of this sequence is adjusted any more: rows() and append() can be skipped for good."""
-        params = self._params
-        return bool(
-            params.has_penalties or params.logit_bias or params.banned_token_ids or self._num_output < params.min_tokens
-        )
+        self._lasting = params.has_penalties or bool(params.logit_bias or params.banned_token_ids)
+        self.active = self._lasting or params.min_tokens > 0
 
     def append(self, token_ids: Iterable[int]) -> None:
         """Takes note of output tokens."""
@@ -78,6 +73,7 @@ class PenaltyState:
                 place = self._places[token_id]
                 self._table.uses[place] += 1
                 self._table.scale[place] = self._params.repetition_penalty
+        self.active = self._lasting or self._num_output < self._params.min_tokens
 
     def rows(self, draft: Draft | None, *, num_output: int) -> list[RowAdjustments]:
         """Adjustments of the root's row and of each node's, every one with its own path as history.
