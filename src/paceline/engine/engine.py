@@ -51,12 +51,12 @@ class Engine:
             max_model_len=runner.max_model_len,
             max_draft_tokens=max_draft_tokens if drafter is not None else 0,
         )
-        self._requests: dict[str, Request] = {}
+        self.requests: dict[str, Request] = {}  # those that are not finished, by id
         self._num_requests = 0
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._requests)
+        return bool(self.requests)
 
     def add_request(
         self,
@@ -85,14 +85,14 @@ class Engine:
             prompt=prompt,
             stream=stream,
         )
-        self._requests[request.id] = request
+        self.requests[request.id] = request
         for sequence in request.sequences:
             self.scheduler.add(sequence)
         return request.id
 
     def abort(self, request_id: str) -> list[Delta]:
         """Cancels a request between two steps; the deltas hold what was held back. Empty if it is not running."""
-        request = self._requests.get(request_id)
+        request = self.requests.get(request_id)
         if request is None:
             return []
         cancelled = [sequence for sequence in request.sequences if sequence.finish_reason is None]
@@ -253,7 +253,7 @@ class Engine:
 
     def _last_delta(self, sequence: Sequence, *, token_ids: list[int]) -> Delta:
         request = sequence.request
-        self._requests.pop(request.id, None)
+        self.requests.pop(request.id, None)
         output = request.output(lossless=self.verifier.lossless, coupled=not self.verifier.needs_laws)
         return _delta(sequence, token_ids, output=output)
 
