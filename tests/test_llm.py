@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from paceline import LLM, CacheConfig, EngineConfig, SamplingParams
-from paceline.errors import ConfigError, DraftMismatchError, PromptError
+from paceline.errors import CacheError, ConfigError, DraftMismatchError, PromptError
 from paceline.types import RequestOutput
+from tiny_llama import write_tiny_llama
 
 TIE = 1e-3  # log gap under which rounding may decide
 MAX_TOKENS = 24
@@ -126,3 +128,34 @@ def test_inputs_that_cannot_run_leave_nothing_behind(llm: LLM) -> None:
 def test_a_draft_model_of_another_vocabulary_is_refused(smollm2, tiny_llama: Path) -> None:
     with pytest.raises(DraftMismatchError, match="vocabulary"):
         LLM(smollm2, config=config(), speculation={"method": "draft_model", "model": str(tiny_llama)})
+
+
+def test_a_stream_that_is_never_read_costs_nothing(llm: LLM) -> None:
+    stream = llm.stream("Hello", SamplingParams(max_tokens=4))
+    assert not llm.engine.has_unfinished
+    del stream
+    with pytest.raises(PromptError, match="is empty"):
+        llm.stream("")
+
+
+def test_a_draft_model_with_a_shorter_context_drafts_as_far_as_it_reaches(tiny_llama: Path, tmp_path: Path) -> None:
+    short = write_tiny_llama(tmp_path / "short", context=32)
+    small = EngineConfig(dtype="float32", num_threads=1, cache=CacheConfig(kv_cache_memory=4 << 20))
+    llm = LLM(str(tiny_llama), config=small, speculation={"method": "draft_model", "model": str(short)})
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    plain, speculative = (llm.generate("ab ab", replace(params, speculation=wanted))[0] for wanted in (False, True))
+    assert plain.token_ids == speculative.token_ids
+    assert "accepted" in speculative.outputs[0].origins[:25]
+    assert set(speculative.outputs[0].origins[40:]) == {"plain"}
+
+
+def test_a_length_that_the_budget_does_not_hold_is_refused(tiny_llama: Path) -> None:
+    with pytest.raises(CacheError, match="max_model_len is 512: give kv_cache_memory"):
+        LLM(str(tiny_llama), config=EngineConfig(max_model_len=512, cache=CacheConfig(kv_cache_memory=20_000)))
+
+
+def test_counters(llm: LLM) -> None:
+    before = llm.metrics()
+    output = llm.generate("one two one two one two one", SamplingParams(max_tokens=8))[0]
+    name = "paceline:spec_decode_num_draft_tokens_total"
+    assert llm.metrics()[name] == before[name] + output.metrics.num_draft_tokens

@@ -18,7 +18,9 @@ BYTE_LEVEL_SPACES = ("\u0120", "\u010a")  # space and line feed
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def write_tiny_llama(folder: Path, *, seed: int = 0, num_special: int = 3, template: str | None = TEMPLATE) -> Path:
+def write_tiny_llama(
+    folder: Path, *, seed: int = 0, num_special: int = 3, template: str | None = TEMPLATE, context: int = 512
+) -> Path:
     """A Hugging Face folder with a two-layer Llama of random weights over single ASCII characters, and a chat template.
 
     num_special changes the size of the vocabulary; template None makes a base model.
@@ -46,7 +48,7 @@ def write_tiny_llama(folder: Path, *, seed: int = 0, num_special: int = 3, templ
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 8,
-        "max_position_embeddings": 512,
+        "max_position_embeddings": context,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "hidden_act": "silu",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,8 +43,26 @@ class Runner(Protocol):
         ...
 
 
+class Tokenizer(Protocol):
+    """Text to token ids and back, and the way a chat becomes text."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """All tokens that end a text."""
+        ...
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str: ...
+
+
 class Noise(Protocol):
-    """The random words of one request and choice (design.md section 4). Stateless: any word in any order."""
+    """The random words of one request and choice (docs/noise.md). Stateless: any word in any order."""
 
     def uniforms(self, *, position: int, purpose: int, attempt: int, vocab_size: int) -> np.ndarray:
         """u in (0, 1) of every token: [V] float64."""
@@ -70,8 +88,20 @@ class Drafter(Protocol):
         """One draft of at most budgets[i] >= 1 nodes for each view, or None where there is nothing to guess."""
         ...
 
-    def observe(self, views: Sequence[RequestView], verdicts: Sequence[Verdict | None], hidden: dict) -> None:
-        """Told of each step: views as they were before it, and what became of their drafts."""
+    def observe(
+        self,
+        views: Sequence[RequestView],
+        drafts: Sequence[Draft | None],
+        verdicts: Sequence[Verdict | None],
+        *,
+        hidden: Mapping[int | str, Any],
+        starts: np.ndarray,
+    ) -> None:
+        """Told of each step: views as they were before it, their drafts, and what became of these.
+
+        hidden maps each layer of `hidden_layers` to [T, d], the runner's own array type; view i owns the rows
+        starts[i]:starts[i+1], its pending tokens and then its nodes.
+        """
         ...
 
     def release(self, request_id: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
 
@@ -14,11 +13,12 @@ from paceline import verify
 from paceline.cache.budget import plan_blocks
 from paceline.config import CacheConfig, EngineConfig, SpeculationConfig
 from paceline.control.policy import FixedLength
+from paceline.engine.counters import counters
 from paceline.engine.engine import Engine
 from paceline.engine.interrupt import deferred_interrupt
 from paceline.engine.probe import last_row
 from paceline.engine.progress import BatchProgress
-from paceline.errors import ConfigError, MissingDependencyError, PromptError
+from paceline.errors import CacheError, ConfigError, MissingDependencyError, PromptError
 from paceline.interfaces import Drafter, Runner
 from paceline.sampling.sampler import race_margin
 from paceline.types import Delta, RequestOutput, SamplingParams
@@ -47,7 +47,7 @@ class LLM:
         *,
         config: EngineConfig | None = None,
         speculation: str | Mapping[str, Any] | SpeculationConfig | None = None,
-        progress: bool = False,
+        progress: bool = True,
     ) -> None:
         config = config or EngineConfig()
         if speculation is not None:
@@ -55,7 +55,8 @@ class LLM:
         self.config = config
         self._model = _load(model, progress=progress)
         self.tokenizer = self._model.tokenizer
-        self.runner = _runner(self._model, config, config.cache)
+        self.runner = _runner(self._model, config, config.cache, max_model_len=config.max_model_len)
+        _check_room(config, self.runner)
         rule = config.speculation
         verifier = verify.create(rule.verification, epsilon=rule.typical_epsilon, alpha=rule.typical_alpha)
         self.engine = Engine(
@@ -117,7 +118,8 @@ class LLM:
         A list of messages is a chat. The last delta carries the whole output. Closing the iterator cancels the request.
         """
         encoded = self._encode_chat(prompt) if _is_messages(prompt) else self._encode(cast("Prompt", prompt))
-        return self._stream(self._add(*encoded, params or SamplingParams(), stream=True))
+        self.engine.check_request(encoded[0], params or SamplingParams())
+        return self._stream(*encoded, params or SamplingParams())
 
     def race_margin(
         self,
@@ -137,11 +139,19 @@ class LLM:
         )
         return race_margin(logits, sampling)
 
-    def _stream(self, request_id: str) -> Iterator[Delta]:
+    def metrics(self) -> dict[str, int]:
+        """Counters of speculation over all requests so far, under the names of docs/glossary.md."""
+        return counters(self.engine.metrics)
+
+    def _stream(self, token_ids: list[int], text: str | None, params: SamplingParams) -> Iterator[Delta]:
         finished = False
+        request_id = self._add(token_ids, text, params, stream=True)  # here, so that a stream never begun costs nothing
         try:
             while not finished:
-                for delta in self._collect(request_id):
+                if not self._deltas[request_id]:
+                    self._step()
+                while self._deltas[request_id]:
+                    delta = self._deltas[request_id].popleft()
                     finished = delta.output is not None
                     yield delta
         finally:
@@ -157,18 +167,19 @@ class LLM:
         all_params = _spread(params, len(prompts))
         outputs: dict[str, RequestOutput] = {}
         request_ids: list[str] = []
-        bar = BatchProgress(len(prompts)) if progress else nullcontext()
+        bar = BatchProgress(len(prompts), shown=progress)
         try:
             for (token_ids, text), own in zip(prompts, all_params, strict=True):
                 request_ids.append(self._add(token_ids, text, own, stream=False))
             with bar:
-                for request_id in request_ids:
-                    while request_id not in outputs:
-                        for delta in self._collect(request_id):
-                            if delta.output is not None:
-                                outputs[request_id] = delta.output
-                    if isinstance(bar, BatchProgress):
-                        bar.advance(outputs[request_id])
+                while len(outputs) < len(request_ids):
+                    self._step()
+                    for request_id in request_ids:
+                        while self._deltas[request_id]:
+                            output = self._deltas[request_id].popleft().output
+                            if output is not None:
+                                outputs[request_id] = output
+                                bar.advance(output)
         finally:
             for request_id in request_ids:
                 self._drop(request_id)
@@ -179,14 +190,11 @@ class LLM:
         self._deltas[request_id] = deque()
         return request_id
 
-    def _collect(self, request_id: str) -> Iterator[Delta]:
-        """The request's next deltas; runs a step, for everybody, if none are there."""
-        if not self._deltas[request_id]:
-            with deferred_interrupt():
-                for delta in self.engine.step():
-                    self._deltas[delta.request_id].append(delta)
-        while self._deltas[request_id]:
-            yield self._deltas[request_id].popleft()
+    def _step(self) -> None:
+        """One step for everybody; each request's deltas wait for it."""
+        with deferred_interrupt():
+            for delta in self.engine.step():
+                self._deltas[delta.request_id].append(delta)
 
     def _drop(self, request_id: str) -> None:
         self.engine.abort(request_id)
@@ -212,35 +220,43 @@ def _load(model: str | LoadedModel, *, progress: bool) -> LoadedModel:
     return load(model, progress=progress)
 
 
-def _runner(model: LoadedModel, config: EngineConfig, cache: CacheConfig) -> Runner:
+def _runner(model: LoadedModel, config: EngineConfig, cache: CacheConfig, *, max_model_len: int | None) -> Runner:
     """The model on the chosen engine, with as many K/V blocks as the budget pays for."""
     try:
-        from paceline.models.torch_runner import TorchRunner, kv_bytes_per_block
+        from paceline.models.torch_runner import TorchRunner, free_device_bytes, kv_bytes_per_block
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise MissingDependencyError("the torch engine needs torch: pip install 'paceline[torch]'.") from error
     dtype = _dtype(config)
-    context = model.spec.context_length
-    max_model_len = config.max_model_len or context
-    if max_model_len > context:
-        raise ConfigError(f"max_model_len must be at most the model's context of {context}; got {max_model_len}.")
+    max_model_len = max_model_len or model.spec.context_length
     num_blocks = plan_blocks(
         cache,
         bytes_per_block=kv_bytes_per_block(model.spec, block_size=cache.block_size, dtype=dtype),
         max_model_len=max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
+        free_bytes=free_device_bytes(config.device),
     )
     return TorchRunner(
         model.spec,
         model.weights,
         num_blocks=num_blocks,
         block_size=cache.block_size,
-        max_model_len=min(max_model_len, num_blocks * cache.block_size),
+        max_model_len=max_model_len,
         dtype=dtype,
         device=config.device,
         num_threads=config.num_threads,
     )
+
+
+def _check_room(config: EngineConfig, runner: Runner) -> None:
+    """Raises CacheError if the K/V budget holds fewer tokens than max_model_len asks for."""
+    if config.max_model_len is not None and runner.max_model_len < config.max_model_len:
+        needed = -(-config.max_model_len // runner.kv.block_size) * runner.kv.bytes_per_block
+        raise CacheError(
+            f"the KV budget holds {runner.max_model_len:,} tokens, max_model_len is {config.max_model_len:,}: "
+            f"give kv_cache_memory {needed:,} bytes, or lower max_model_len."
+        )
 
 
 def _drafter(config: EngineConfig, target: LoadedModel, *, needs_laws: bool, progress: bool) -> Drafter | None:
@@ -254,12 +270,15 @@ def _drafter(config: EngineConfig, target: LoadedModel, *, needs_laws: bool, pro
         model = target if rule.model == target.name else _load(rule.model, progress=progress)
         check_same_vocabulary(target.tokenizer, model.tokenizer)
         cache = replace(config.cache, kv_cache_memory=rule.kv_cache_memory)
+        context = model.spec.context_length  # where a draft model's ends, it drafts no more
+        max_model_len = min(config.max_model_len or context, context)
         return DraftModelDrafter(
-            _runner(model, config, cache),
+            _runner(model, config, cache, max_model_len=max_model_len),
             rule_needs_law=needs_laws,
             prefix_caching=cache.prefix_caching,
             vocab_size=target.spec.vocab_size,
             eos_ids=target.tokenizer.eos_ids,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         )
     from paceline.draft.ngram import NgramDrafter
 

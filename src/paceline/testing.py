@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -190,7 +191,15 @@ class ScriptedDrafter:
             source=proposal.source,
         )
 
-    def observe(self, views: Sequence[RequestView], verdicts: Sequence[Verdict | None], hidden: dict) -> None:
+    def observe(
+        self,
+        views: Sequence[RequestView],
+        drafts: Sequence[Draft | None],
+        verdicts: Sequence[Verdict | None],
+        *,
+        hidden: Mapping[int | str, Any],
+        starts: np.ndarray,
+    ) -> None:
         """A script learns nothing."""
 
     def release(self, request_id: str) -> None:
@@ -205,6 +214,7 @@ class CharTokenizer:
 
     bos_id = 0
     eos_ids = frozenset({1})
+    has_chat_template = True
     special_ids = frozenset({0, 1})
 
     def __init__(self, alphabet: str = string.printable) -> None:

@@ -269,3 +269,15 @@ def test_vocabularies_are_compared():
         check_same_vocabulary(CharTokenizer("abcd"), CharTokenizer("abc"))
     with pytest.raises(DraftMismatchError, match="token 3, 'x' instead of 'b'"):
         check_same_vocabulary(CharTokenizer("abc"), CharTokenizer("axc"))
+
+
+def test_guesses_that_another_request_shares_are_copied_before_they_are_written_over():
+    """Blocks of guesses can be found by prefix. Whoever turns out to be wrong about them must not write into them."""
+    subject = drafter(prefix_caching=True)
+    (guesses,) = propose(subject, view(PROMPT, request_id="first"), budget=6)
+    known = [*PROMPT, *guesses[:5], 7]  # the block of the first four guesses is full, and known
+    assert propose(subject, view(known, request_id="second")) == [continuation(known, 4)]
+    assert subject.cache.block_table("second")[2] == subject.cache.block_table("first")[2]
+    corrected = [*PROMPT, guesses[0], (guesses[1] + 1) % 12]
+    assert propose(subject, view(corrected, request_id="first")) == [continuation(corrected, 4)]
+    assert propose(subject, view([*known, 8], request_id="second")) == [continuation([*known, 8], 4)]

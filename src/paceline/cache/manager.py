@@ -127,6 +127,12 @@ class CacheManager:
         keys = np.arange(start, start + count, dtype=np.int64)
         return table.ids[keys // size] * np.int64(size) + keys % size
 
+    def copy_slots(self, copies: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Source and destination slots [K] int64 of whole-block copies, as `Runner.move` takes them."""
+        places = np.arange(self.block_size, dtype=np.int64)
+        src, dst = np.array(copies, dtype=np.int64).T[:, :, None] * self.block_size + places
+        return src.ravel(), dst.ravel()
+
     def commit(self, request_id: str, token_ids: np.ndarray, num_computed: int) -> None:
         """After a pass: the first num_computed keys hold token_ids [known]; all later ones are rolled back.
 

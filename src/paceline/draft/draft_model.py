@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -86,7 +86,15 @@ class DraftModelDrafter:
             self._run(parts)
         return [self._finish(job) if job is not None else None for job in jobs]
 
-    def observe(self, views: Sequence[RequestView], verdicts: Sequence[Verdict | None], hidden: dict) -> None:
+    def observe(
+        self,
+        views: Sequence[RequestView],
+        drafts: Sequence[Draft | None],
+        verdicts: Sequence[Verdict | None],
+        *,
+        hidden: Mapping[int | str, Any],
+        starts: np.ndarray,
+    ) -> None:
         """The next call of propose compares tokens and rolls back by itself."""
 
     def release(self, request_id: str) -> None:
@@ -111,7 +119,8 @@ class DraftModelDrafter:
             self.release(request_id)
             return None
         copies = self.cache.allocate(request_id, num_computed=start, num_new=len(known) + num_draft - 1 - start)
-        assert copies == [], "only whole blocks of a prompt are shared, and they are not written"
+        if copies:  # a block of guesses that another request also made, and found here
+            self._runner.move(*self.cache.copy_slots(copies))
         state.computed = state.computed[:start]  # all that holds if a pass is interrupted
         if state.penalties.active:
             state.penalties.append(known[state.num_noted :].tolist())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,15 @@ class NgramDrafter:
                 best = int(ends[-1]) + 1
         return best
 
-    def observe(self, views: Sequence[RequestView], verdicts: Sequence[Verdict | None], hidden: dict) -> None:
+    def observe(
+        self,
+        views: Sequence[RequestView],
+        drafts: Sequence[Draft | None],
+        verdicts: Sequence[Verdict | None],
+        *,
+        hidden: Mapping[int | str, Any],
+        starts: np.ndarray,
+    ) -> None:
         """The text itself is all that is looked at."""
 
     def release(self, request_id: str) -> None:

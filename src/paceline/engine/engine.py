@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import secrets
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.cache.manager import CacheManager
-from paceline.config import CacheConfig, SchedulerConfig
+from paceline.config import CacheConfig, SchedulerConfig, at_least
+from paceline.control.policy import FixedLength
 from paceline.engine import outcome
 from paceline.engine.packing import Rows, pack
 from paceline.engine.request import Request, Sequence
 from paceline.engine.scheduler import ScheduledSequence, Scheduler
 from paceline.errors import ConfigError, DraftMismatchError, PromptError
-from paceline.interfaces import Controller, Drafter, Runner, Verifier
-from paceline.types import Delta, Draft, ForwardOutput, SamplingParams, Verdict
+from paceline.interfaces import Controller, Drafter, Runner, Tokenizer, Verifier
+from paceline.types import (
+    Delta,
+    Draft,
+    ForwardBatch,
+    ForwardOutput,
+    RequestOutput,
+    SamplingParams,
+    SpeculationMetrics,
+    Verdict,
+)
+
+
+class _Pass(NamedTuple):
+    """A target pass: what went in, what came out, and each sequence's rows of it."""
+
+    batch: ForwardBatch
+    output: ForwardOutput
+    rows: list[Rows]
 
 
 class Engine:
@@ -28,7 +47,7 @@ class Engine:
         self,
         runner: Runner,
         *,
-        tokenizer,
+        tokenizer: Tokenizer,
         verifier: Verifier,
         drafter: Drafter | None = None,
         controller: Controller | None = None,
@@ -36,11 +55,13 @@ class Engine:
         scheduler: SchedulerConfig | None = None,
         cache: CacheConfig | None = None,
     ) -> None:
+        if drafter is not None:
+            at_least("max_draft_tokens", max_draft_tokens, 1)
         self.runner = runner
         self.tokenizer = tokenizer
         self.verifier = verifier
         self.drafter = drafter
-        self.controller = controller
+        self.controller = controller or FixedLength(max_draft_tokens)
         prefix_caching = (cache or CacheConfig()).prefix_caching
         self.cache = CacheManager(
             num_blocks=runner.kv.num_blocks, block_size=runner.kv.block_size, prefix_caching=prefix_caching
@@ -53,10 +74,23 @@ class Engine:
         )
         self.requests: dict[str, Request] = {}  # those that are not finished, by id
         self._num_requests = 0
+        self._finished = SpeculationMetrics()  # of the requests that are over
 
     @property
     def has_unfinished(self) -> bool:
         return bool(self.requests)
+
+    @property
+    def metrics(self) -> SpeculationMetrics:
+        """Counted over all requests so far, the running ones included."""
+        running = (s.speculation.freeze() for request in self.requests.values() for s in request.sequences)
+        return sum(running, self._finished)
+
+    def check_request(self, prompt_token_ids: list[int] | np.ndarray, params: SamplingParams) -> None:
+        """Raises PromptError for a prompt that is empty, beyond the context or holds unknown token ids, and ConfigError
+        for parameters that name tokens outside the vocabulary or leave no token to sample."""
+        self._check_prompt(prompt_token_ids)
+        self._check_params(params)
 
     def add_request(
         self,
@@ -66,13 +100,8 @@ class Engine:
         prompt: str | None = None,
         stream: bool = False,
     ) -> str:
-        """Queues a request and returns its id.
-
-        Raises PromptError for a prompt that is empty, beyond the context or holds unknown token ids, and ConfigError
-        for parameters that name tokens outside the vocabulary.
-        """
-        self._check_prompt(prompt_token_ids)
-        self._check_params(params)
+        """Queues a request and returns its id. Raises what `check_request` raises."""
+        self.check_request(prompt_token_ids, params)
         self._num_requests += 1
         request = Request(
             str(self._num_requests),
@@ -107,11 +136,13 @@ class Engine:
     def step(self) -> list[Delta]:
         """One target pass. Returns what it added to streamed requests, and the last delta of every finished one."""
         plan = self._schedule()
+        if not plan:
+            return []
         try:
             drafts = self._propose(plan)
-            output, rows = self._forward(plan, drafts)
-            verdicts = self._verify(plan, drafts, output, rows)
-            return self._commit(plan, drafts, verdicts, output, rows)
+            passed = self._forward(plan, drafts)
+            verdicts = self._verify(plan, drafts, passed)
+            return self._commit(plan, drafts, verdicts, passed)
         finally:
             self.scheduler.roll_back(plan)
 
@@ -139,7 +170,7 @@ class Engine:
         """The controller's budgets, the drafter's trees: one draft or None for each part of the plan."""
         drafts: list[Draft | None] = [None] * len(plan)
         indices = [i for i, part in enumerate(plan) if part.draft_limit > 0]
-        if self.drafter is None or self.controller is None or not indices:
+        if self.drafter is None or not indices:
             return drafts
         views = [plan[i].view for i in indices]
         budgets = self.controller.plan(views, [plan[i].draft_limit for i in indices])
@@ -153,10 +184,10 @@ class Engine:
                 plan[indices[k]].sequence.lengths_fixed = False
         return drafts
 
-    def _forward(self, plan: list[ScheduledSequence], drafts: list[Draft | None]) -> tuple[ForwardOutput, list[Rows]]:
+    def _forward(self, plan: list[ScheduledSequence], drafts: list[Draft | None]) -> _Pass:
         copies = [copy for part in plan for copy in part.copies]
         if copies:
-            self._copy_blocks(copies)
+            self.runner.move(*self.cache.copy_slots(copies))
         batch, sampling, rows = pack(
             plan,
             drafts,
@@ -164,15 +195,14 @@ class Engine:
             want_laws=self.verifier.needs_laws,
             hidden_layers=self.drafter.hidden_layers if self.drafter is not None else (),
         )
-        return self.runner.forward(batch, sampling), rows
+        return _Pass(batch, self.runner.forward(batch, sampling), rows)
 
-    def _verify(
-        self, plan: list[ScheduledSequence], drafts: list[Draft | None], output: ForwardOutput, rows: list[Rows]
-    ) -> list[Verdict | None]:
+    def _verify(self, plan: list[ScheduledSequence], drafts: list[Draft | None], passed: _Pass) -> list[Verdict | None]:
         """Which nodes are kept, and the token after them; None for prompts that are not through."""
         verdicts: list[Verdict | None] = []
+        output = passed.output
         values = output.laws if self.verifier.needs_laws else output.token_ids
-        for part, draft, where in zip(plan, drafts, rows, strict=True):
+        for part, draft, where in zip(plan, drafts, passed.rows, strict=True):
             if not part.samples:
                 verdicts.append(None)
             elif draft is None:
@@ -197,13 +227,13 @@ class Engine:
         plan: list[ScheduledSequence],
         drafts: list[Draft | None],
         verdicts: list[Verdict | None],
-        output: ForwardOutput,
-        rows: list[Rows],
+        passed: _Pass,
     ) -> list[Delta]:
         """Tokens appended up to their stop, accepted K/V moved into place, metrics counted."""
-        self._observe(plan, drafts, verdicts, output)
+        self._observe(plan, drafts, verdicts, passed)
         deltas: list[Delta] = []
-        for part, draft, verdict, where in zip(plan, drafts, verdicts, rows, strict=True):
+        output = passed.output
+        for part, draft, verdict, where in zip(plan, drafts, verdicts, passed.rows, strict=True):
             sequence = part.sequence
             outcome.note_prompt_logprobs(sequence, output, where)
             if verdict is None:
@@ -221,12 +251,18 @@ class Engine:
                 deltas.append(_delta(sequence, token_ids))
         return deltas
 
-    def _observe(self, plan, drafts, verdicts, output: ForwardOutput) -> None:
-        if self.drafter is None or self.controller is None:
+    def _observe(
+        self,
+        plan: list[ScheduledSequence],
+        drafts: list[Draft | None],
+        verdicts: list[Verdict | None],
+        passed: _Pass,
+    ) -> None:
+        if self.drafter is None:
             return
         views = [part.view for part in plan]
         self.controller.observe(views, drafts, verdicts)
-        self.drafter.observe(views, verdicts, output.hidden)
+        self.drafter.observe(views, drafts, verdicts, hidden=passed.output.hidden, starts=passed.batch.query_starts)
 
     def _move_path(self, sequence: Sequence, path: tuple[int, ...], *, first_node: int) -> None:
         """Accepted nodes take the key indices that plain decoding would have given them."""
@@ -234,11 +270,6 @@ class Engine:
             return
         slots = self.cache.slots(sequence.id, first_node, max(path) + 1)
         self.runner.move(slots[list(path)], slots[: len(path)])
-
-    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        places = np.arange(self.cache.block_size, dtype=np.int64)
-        src, dst = np.array(copies, dtype=np.int64).T[:, :, None] * self.cache.block_size + places
-        self.runner.move(src.ravel(), dst.ravel())
 
     def _leave(self, sequence: Sequence) -> None:
         """A finished or cancelled sequence gives back its blocks; its full blocks stay findable until evicted."""
@@ -253,7 +284,8 @@ class Engine:
 
     def _last_delta(self, sequence: Sequence, *, token_ids: list[int]) -> Delta:
         request = sequence.request
-        self.requests.pop(request.id, None)
+        del self.requests[request.id]
+        self._finished = sum((s.speculation.freeze() for s in request.sequences), self._finished)
         output = request.output(lossless=self.verifier.lossless, coupled=not self.verifier.needs_laws)
         return _delta(sequence, token_ids, output=output)
 
@@ -285,18 +317,20 @@ class Engine:
                 raise PromptError(f"token id {token_id} is outside the vocabulary of {self.runner.vocab_size}.")
 
     def _check_params(self, params: SamplingParams) -> None:
-        named = [
-            *params.logit_bias,
-            *params.banned_token_ids,
-            *params.stop_token_ids,
-            *(params.allowed_token_ids or ()),
-        ]
-        for token_id in named:
-            if not 0 <= token_id < self.runner.vocab_size:
-                raise ConfigError(f"token id {token_id} is outside the vocabulary of {self.runner.vocab_size}.")
+        vocab_size = self.runner.vocab_size
+        for name in ("logit_bias", "banned_token_ids", "stop_token_ids", "allowed_token_ids"):
+            for token_id in getattr(params, name) or ():
+                if not 0 <= token_id < vocab_size:
+                    raise ConfigError(f"{name}: token id {token_id} is outside the vocabulary of {vocab_size}.")
+        banned = set(params.banned_token_ids)
+        if params.min_tokens:
+            banned |= {*self.tokenizer.eos_ids, *params.stop_token_ids}
+        allowed = params.allowed_token_ids
+        if len(banned) >= vocab_size if allowed is None else banned.issuperset(allowed):
+            raise ConfigError("allowed_token_ids, banned_token_ids and min_tokens together leave no token to sample.")
 
 
-def _delta(sequence: Sequence, token_ids: list[int], *, output=None) -> Delta:
+def _delta(sequence: Sequence, token_ids: list[int], *, output: RequestOutput | None = None) -> Delta:
     text = sequence.detokenizer.take() if sequence.detokenizer is not None else ""
     origins = tuple(sequence.origins[len(sequence.origins) - len(token_ids) :])
     return Delta(sequence.request.id, sequence.index, text, tuple(token_ids), origins, output)

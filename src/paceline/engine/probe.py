@@ -10,6 +10,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.packing import pack
 from paceline.engine.request import Request
 from paceline.engine.scheduler import ScheduledSequence
+from paceline.errors import CacheError
 from paceline.types import RowSampling, SamplingParams
 
 
@@ -18,7 +19,7 @@ def last_row(
 ) -> tuple[np.ndarray, RowSampling]:
     """Raw logits [V] of the row after token_ids [known], and how plain decoding would sample it.
 
-    The engine must be idle enough to have K/V blocks for all tokens; it gets them back.
+    Raises CacheError if what is running leaves too few K/V blocks for all tokens; they are given back afterwards.
     """
     request = Request(
         "probe",
@@ -37,7 +38,8 @@ def last_row(
             num_tokens = min(sequence.pending, chunk)
             part = ScheduledSequence(sequence, num_tokens, samples=num_tokens == sequence.pending)
             copies = engine.cache.allocate(sequence.id, num_computed=sequence.num_computed, num_new=num_tokens)
-            assert copies == [], "a new sequence shares no blocks, and the engine is idle"
+            if copies is None:
+                raise CacheError("the KV cache has no room for this row: finish or close what is running first.")
             batch, sampling, _ = pack([part], [None], engine.cache, want_laws=False)
             if sampling is not None:
                 logits = engine.runner.forward(batch, replace(sampling, want_logits=True)).logits

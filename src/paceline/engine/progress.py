@@ -13,7 +13,7 @@ from paceline.types import RequestOutput, SpeculationMetrics
 class BatchProgress:
     """Shows a bar on stderr; a context manager, told of each finished request."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, *, shown: bool) -> None:
         columns = (
             TextColumn("generating"),
             BarColumn(),
@@ -21,7 +21,7 @@ class BatchProgress:
             TimeElapsedColumn(),
             TextColumn("{task.fields[rate]}"),
         )
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown)
         self._task = self._progress.add_task("", total=total, rate="")
         self._started = time.perf_counter()
         self._tokens = 0

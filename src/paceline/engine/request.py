@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.engine.detokenizer import Detokenizer
+from paceline.interfaces import Tokenizer
 from paceline.sampling.noise import PhiloxNoise
 from paceline.sampling.processors import PenaltyState, allowed_mask
 from paceline.types import (
@@ -175,7 +176,7 @@ class Request:
         params: SamplingParams,
         *,
         seed: int,
-        tokenizer,
+        tokenizer: Tokenizer,
         eos_ids: frozenset[int],
         vocab_size: int,
         prompt: str | None = None,

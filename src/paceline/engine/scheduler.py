@@ -71,14 +71,15 @@ class Scheduler:
         for sequence in sorted(self.running, key=lambda s: s.pending > 1):
             if budget and sequence not in preempted:
                 budget -= self._compute(sequence, budget, plan, preempted)
-        for part in plan.values():
-            budget -= self._allow_drafts(part, budget)
+        going_on = list(plan.values())
         while self.waiting and budget and not preempted and len(self.running) < self.config.max_num_seqs:
             admitted = self._admit(self.waiting[0], budget)
             if admitted is None:
                 break
             plan[admitted.sequence.id] = admitted
             budget -= admitted.num_tokens
+        for part in going_on:
+            budget -= self._allow_drafts(part, budget)
         if not plan and self.waiting and not self.running:
             raise CacheError(
                 f"{self.cache.num_blocks} KV blocks of {self.cache.block_size} tokens hold not even one request. "
@@ -122,7 +123,10 @@ class Scheduler:
     def _allow_drafts(self, part: ScheduledSequence, budget: int) -> int:
         """Reserves rows and blocks for a draft, as far as nobody else needs them. Returns the rows taken."""
         sequence, params = part.sequence, part.sequence.params
-        if not (part.samples and part.num_tokens == 1 and params.speculation):
+        if not part.samples or sequence.num_output == 0 or not params.speculation:
+            return 0  # the first output token comes with the prompt's pass, without a draft
+        if part.num_tokens > 1:  # recomputing after a preemption
+            sequence.lengths_fixed = False
             return 0
         fixed = min(
             self.max_draft_tokens,

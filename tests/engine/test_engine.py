@@ -1,0 +1,114 @@
+"""Engine: what it refuses, what it counts, what it tells drafters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.engine.counters import counters
+from paceline.errors import ConfigError, DraftMismatchError, PromptError
+from paceline.types import Draft, SamplingParams
+from toy_engine import PROMPT, TOKENIZER, make_engine, oracle, run
+
+V = TOKENIZER.vocab_size
+
+
+def test_an_idle_engine_steps_to_nothing() -> None:
+    assert make_engine().step() == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [([], "is empty"), ([1] * 128, "may hold 128"), ([1, V], "outside the vocabulary"), ([-1], "outside")],
+)
+def test_prompts_that_cannot_run(prompt: list[int], message: str) -> None:
+    engine = make_engine()
+    with pytest.raises(PromptError, match=message):
+        engine.add_request(prompt, SamplingParams())
+    assert not engine.has_unfinished
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(allowed_token_ids=(1,), min_tokens=1),  # only the end-of-text token, and not before one token
+        SamplingParams(allowed_token_ids=(3, 4), banned_token_ids=(3, 4, 5)),
+        SamplingParams(banned_token_ids=tuple(range(V))),
+        SamplingParams(banned_token_ids=(V,)),
+        SamplingParams(logit_bias={V + 3: 1.0}),
+    ],
+    ids=str,
+)
+def test_params_that_leave_nothing_or_name_unknown_tokens_are_refused_at_once(params: SamplingParams) -> None:
+    engine = make_engine()
+    with pytest.raises(ConfigError, match=r"leave no token|outside the vocabulary"):
+        engine.add_request(PROMPT, params)
+    assert not engine.has_unfinished
+
+
+def test_a_drafter_needs_a_length() -> None:
+    with pytest.raises(ConfigError, match="max_draft_tokens"):
+        make_engine(lambda view: [1], num_draft_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("draft", "rule", "message"),
+    [
+        (Draft.chain([V], source="bad"), "coupled", "outside the target's"),
+        (Draft(np.array([2, 3], np.int32), np.array([-1, -1], np.int32)), "rejection", "takes chains"),
+    ],
+)
+def test_drafts_that_do_not_fit_are_an_error_and_nothing_leaks(draft: Draft, rule: str, message: str) -> None:
+    engine = make_engine(lambda view: draft, rule=rule)
+    request_id = engine.add_request(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True))
+    engine.step()
+    with pytest.raises(DraftMismatchError, match=message):
+        engine.step()
+    engine.check_integrity()
+    engine.abort(request_id)
+    assert engine.cache.num_free_blocks == engine.cache.num_blocks
+
+
+def test_counters_sum_over_requests_finished_running_and_cancelled() -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    answer = [*PROMPT, *run(make_engine(), [PROMPT], params)[0].token_ids]
+    engine = make_engine(oracle(answer))
+    finished = run(engine, [PROMPT], params)[0].metrics
+    assert engine.metrics == finished
+    request_id = engine.add_request(PROMPT, params)
+    for _ in range(2):
+        engine.step()
+    running = engine.metrics
+    assert running.num_draft_tokens == finished.num_draft_tokens + 4
+    engine.abort(request_id)
+    assert engine.metrics == running
+    assert counters(running)["paceline:spec_decode_num_drafts_total"] == running.num_drafts
+    per_position = {k: v for k, v in counters(running).items() if "per_pos" in k}
+    assert list(per_position.values()) == list(running.num_accepted_tokens_per_pos)
+    assert next(iter(per_position)) == 'paceline:spec_decode_num_accepted_tokens_per_pos_total{position="0"}'
+
+
+def test_drafters_are_told_what_became_of_their_drafts() -> None:
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    answer = [*PROMPT, *run(make_engine(), [PROMPT], params)[0].token_ids]
+    engine = make_engine(oracle(answer))
+    seen = []
+    assert engine.drafter is not None
+    engine.drafter.observe = lambda views, drafts, verdicts, *, hidden, starts: seen.append(  # type: ignore[method-assign]
+        (len(views[0].token_ids), None if drafts[0] is None else len(drafts[0]), verdicts[0], starts.tolist())
+    )
+    run(engine, [PROMPT], params)
+    assert [(known, nodes, starts) for known, nodes, _, starts in seen] == [
+        (len(PROMPT), None, [0, len(PROMPT)]),
+        (len(PROMPT) + 1, 4, [0, 5]),
+    ]
+    assert seen[1][2].path == (0, 1, 2, 3)
+
+
+def test_the_first_token_is_never_drafted() -> None:
+    """A cached prompt leaves one token pending, as decoding does; it is prefill all the same."""
+    engine = make_engine(lambda view: [2, 2], prefix_caching=True)
+    for _ in range(2):
+        output = run(engine, [[*PROMPT[:8], 3]], SamplingParams(max_tokens=1))[0]
+        assert output.metrics.num_drafts == 0
+    assert output.num_cached_tokens == 8
