@@ -145,7 +145,17 @@ def _row_sampling(
     owner = np.repeat(np.arange(len(plan)), [own.sample.stop - own.prompt.start for own in rows])  # [M] each row's own
     filters = [(p.temperature, p.top_p, p.min_p) for p in (s.params for s in sequences)]
     temperature, top_p, min_p = np.array(filters, dtype=np.float32).T[:, owner]
-    logprob_ids, wanted = _logprobs_wanted(sequences, rows, temperature)
+    wanted = [s.params.logprobs for s in sequences if s.params.logprobs is not None]
+    logprob_ids = None
+    for sequence, own in zip(sequences, rows, strict=True):
+        count = own.prompt.stop - own.prompt.start
+        if count:  # these rows report on the prompt's own next token; nobody reads what they would sample
+            if logprob_ids is None:
+                logprob_ids = np.full(len(owner), -1, dtype=np.int32)
+            at = _first_prompt_row(sequence) + 1
+            logprob_ids[own.prompt] = sequence.tokens.view()[at : at + count]
+            temperature[own.prompt] = 0.0
+            wanted.append(sequence.params.prompt_logprobs or 0)
     return RowSampling(
         temperature=temperature,
         top_k=np.array([s.params.top_k for s in sequences], dtype=np.int32)[owner],
@@ -157,30 +167,11 @@ def _row_sampling(
         purpose=np.full(len(positions), SAMPLE, dtype=np.uint32),
         adjustments=_adjustments(sequences, drafts, rows),
         allowed=_allowed(sequences, rows),
-        num_logprobs=wanted,
+        num_logprobs=max(wanted, default=None),
         logprob_ids=logprob_ids,
-        want_logits=want_laws and wanted is not None,
+        want_logits=want_laws and bool(wanted),
         want_laws=want_laws and any(draft is not None for draft in drafts),
     )
-
-
-def _logprobs_wanted(
-    sequences: list[Sequence], rows: list[Rows], temperature: np.ndarray
-) -> tuple[np.ndarray | None, int | None]:
-    """Tokens to report on [M] (-1 = the sampled one) and the largest N of all; prompt rows become greedy: nobody
-    reads what they would sample."""
-    wanted = [s.params.logprobs for s in sequences if s.params.logprobs is not None]
-    logprob_ids = None
-    for sequence, where in zip(sequences, rows, strict=True):
-        count = where.prompt.stop - where.prompt.start
-        if count:
-            if logprob_ids is None:
-                logprob_ids = np.full(len(temperature), -1, dtype=np.int32)
-            at = _first_prompt_row(sequence) + 1
-            logprob_ids[where.prompt] = sequence.tokens.view()[at : at + count]
-            temperature[where.prompt] = 0.0
-            wanted.append(sequence.params.prompt_logprobs or 0)
-    return logprob_ids, max(wanted) if wanted else None
 
 
 def _adjustments(sequences: list[Sequence], drafts: list[Draft | None], rows: list[Rows]) -> Adjustments | None:
