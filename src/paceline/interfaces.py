@@ -74,15 +74,13 @@ class Noise(Protocol):
 
 
 class Drafter(Protocol):
-    """Guesses what comes next. Cannot alter the text, only how fast it comes."""
+    """Guesses what comes next. Cannot alter the text, only how fast it comes.
 
-    @property
-    def name(self) -> str: ...
+    Derive from it and write `propose`; `observe` and `release` do nothing unless they are written, too.
+    """
 
-    @property
-    def hidden_layers(self) -> tuple[int | str, ...]:
-        """Layers of the target whose hidden states `observe` wants."""
-        ...
+    name: str
+    hidden_layers: tuple[int | str, ...] = ()  # layers of the target whose hidden states `observe` wants
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         """One draft of at most budgets[i] >= 1 nodes for each view, or None where there is nothing to guess."""
@@ -102,11 +100,9 @@ class Drafter(Protocol):
         hidden maps each layer of `hidden_layers` to [T, d], the runner's own array type; view i owns the rows
         starts[i]:starts[i+1], its pending tokens and then its nodes.
         """
-        ...
 
     def release(self, request_id: str) -> None:
         """The request is over, or preempted: forget what was kept for it."""
-        ...
 
 
 class Verifier(Protocol):

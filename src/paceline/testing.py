@@ -6,14 +6,13 @@ from __future__ import annotations
 import hashlib
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from paceline.errors import PromptError
-from paceline.interfaces import KVLayout
+from paceline.interfaces import Drafter, KVLayout
 from paceline.sampling.sampler import sample_rows
-from paceline.types import Draft, DraftLaw, ForwardBatch, ForwardOutput, RequestView, RowSampling, Verdict
+from paceline.types import Draft, DraftLaw, ForwardBatch, ForwardOutput, RequestView, RowSampling
 
 _MASK = 2**64 - 1
 _MIX_TOKEN, _MIX_HISTORY, _MIX_SHIFT = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 29
@@ -161,14 +160,13 @@ def _mix(history: int, token: int) -> int:
     return mixed ^ mixed >> _MIX_SHIFT
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter):
     """A Drafter that proposes what a function of the view returns: a chain's tokens, a Draft, or None.
 
     A proposal beyond the budget is cut to its first nodes.
     """
 
     name = "scripted"
-    hidden_layers = ()
 
     def __init__(self, script: Callable[[RequestView], Draft | Sequence[int] | None]) -> None:
         self._script = script
@@ -190,20 +188,6 @@ class ScriptedDrafter:
             confidence=None if confidence is None else confidence[:budget],
             source=proposal.source,
         )
-
-    def observe(
-        self,
-        views: Sequence[RequestView],
-        drafts: Sequence[Draft | None],
-        verdicts: Sequence[Verdict | None],
-        *,
-        hidden: Mapping[int | str, Any],
-        starts: np.ndarray,
-    ) -> None:
-        """A script learns nothing."""
-
-    def release(self, request_id: str) -> None:
-        """Nothing is kept."""
 
 
 class CharTokenizer:

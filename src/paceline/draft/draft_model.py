@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from paceline.cache.manager import CacheManager
 from paceline.errors import DraftMismatchError
-from paceline.interfaces import Runner
+from paceline.interfaces import Drafter, Runner
 from paceline.sampling.noise import DRAFT, SAMPLE, purpose_word
 from paceline.sampling.processors import PenaltyState, RowAdjustments, allowed_mask, pack_adjustments
-from paceline.types import Adjustments, Draft, DraftLaw, ForwardBatch, RequestView, RowSampling, Verdict
+from paceline.types import Adjustments, Draft, DraftLaw, ForwardBatch, RequestView, RowSampling
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _Job:
         return self.length - self.num_computed if self.length < len(self.tokens) else 0
 
 
-class DraftModelDrafter:
+class DraftModelDrafter(Drafter):
     """Proposes a chain that the draft model sampled with the request's own parameters.
 
     The model has its own K/V cache, which follows each request: what verification dropped is rolled back, what the
@@ -55,8 +55,6 @@ class DraftModelDrafter:
     most often. vocab_size: the target's, where padding makes it differ from the runner's; None = the same.
     eos_ids: the tokens that min_tokens bans.
     """
-
-    hidden_layers = ()
 
     def __init__(
         self,
@@ -85,17 +83,6 @@ class DraftModelDrafter:
         while parts := self._next_pass([job for job in jobs if job is not None]):
             self._run(parts)
         return [self._finish(job) if job is not None else None for job in jobs]
-
-    def observe(
-        self,
-        views: Sequence[RequestView],
-        drafts: Sequence[Draft | None],
-        verdicts: Sequence[Verdict | None],
-        *,
-        hidden: Mapping[int | str, Any],
-        starts: np.ndarray,
-    ) -> None:
-        """The next call of propose compares tokens and rolls back by itself."""
 
     def release(self, request_id: str) -> None:
         self.cache.free(request_id)

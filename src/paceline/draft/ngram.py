@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.types import Draft, RequestView, Verdict
+from paceline.interfaces import Drafter
+from paceline.types import Draft, RequestView
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Proposes what followed the latest earlier occurrence of the longest suffix of max_ngram down to min_ngram tokens.
 
     Nothing is kept between calls: a vectorised search over 32k tokens costs less than keeping an index of them.
@@ -18,7 +18,6 @@ class NgramDrafter:
     """
 
     name = "ngram"
-    hidden_layers = ()
 
     def __init__(self, *, max_ngram: int = 4, min_ngram: int = 2) -> None:
         self._max_ngram = max_ngram
@@ -50,17 +49,3 @@ class NgramDrafter:
             if length >= self._min_ngram:
                 best = int(ends[-1]) + 1
         return best
-
-    def observe(
-        self,
-        views: Sequence[RequestView],
-        drafts: Sequence[Draft | None],
-        verdicts: Sequence[Verdict | None],
-        *,
-        hidden: Mapping[int | str, Any],
-        starts: np.ndarray,
-    ) -> None:
-        """The text itself is all that is looked at."""
-
-    def release(self, request_id: str) -> None:
-        """Nothing is kept."""
