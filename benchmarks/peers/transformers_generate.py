@@ -17,8 +17,8 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteria
 
-from paceline.bench.environment import usable_cores
 from paceline.bench.workload import Prompt, read_prompts, select
+from paceline.config import usable_cores
 from paceline.models.loader import LoadedModel, load
 
 
@@ -50,7 +50,7 @@ def build(model: LoadedModel, *, dtype: torch.dtype) -> LlamaForCausalLM:
         num_attention_heads=spec.num_heads,
         num_key_value_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        max_position_embeddings=spec.max_position_embeddings,
+        max_position_embeddings=spec.context_length,
         rms_norm_eps=spec.norm_eps,
         rope_parameters={"rope_type": "default", "rope_theta": rope.theta},
         tie_word_embeddings=spec.tied_embeddings,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -14,14 +15,15 @@ Engine = Literal["auto", "torch"]
 Rule = Literal["coupled", "rejection", "block", "typical"]
 Method = Literal["none", "auto", "ngram", "draft_model"]
 
-
-_READ_BY: dict[str, tuple[str, ...]] = {  # options that only some methods or rules read
-    "max_ngram": ("ngram", "auto"),
-    "min_ngram": ("ngram", "auto"),
-    "model": ("draft_model",),
-    "kv_cache_memory": ("draft_model",),
-    "typical_epsilon": ("typical",),
-    "typical_alpha": ("typical",),
+_READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only some methods or rules read
+    "num_speculative_tokens": ("method", ("auto", "ngram", "draft_model")),
+    "verification": ("method", ("auto", "ngram", "draft_model")),
+    "max_ngram": ("method", ("auto", "ngram")),
+    "min_ngram": ("method", ("auto", "ngram")),
+    "model": ("method", ("draft_model",)),
+    "kv_cache_memory": ("method", ("draft_model",)),
+    "typical_epsilon": ("verification", ("typical",)),
+    "typical_alpha": ("verification", ("typical",)),
 }
 
 
@@ -35,6 +37,11 @@ def at_least(name: str, value: object, minimum: int) -> None:
     """Raises ConfigError unless value is an integer >= minimum."""
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise ConfigError(f"{name} must be an integer >= {minimum}; got {value!r}.")
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: the threads of an engine unless num_threads says otherwise."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,8 @@ class CacheConfig:
             raise ConfigError(f"block_size must be a power of two; got {self.block_size}. Try {below} or {2 * below}.")
         if self.kv_cache_memory is not None:
             at_least("kv_cache_memory", self.kv_cache_memory, 1)
+        if not isinstance(self.prefix_caching, bool):
+            raise ConfigError(f"prefix_caching must be True or False; got {self.prefix_caching!r}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +96,36 @@ class SpeculationConfig:
         one_of("verification", self.verification, get_args(Rule))
         at_least("num_speculative_tokens", self.num_speculative_tokens, 1)
         at_least("min_ngram", self.min_ngram, 1)
-        at_least("max_ngram", self.max_ngram, self.min_ngram)
-        if self.method == "draft_model" and not self.model:
+        at_least("max_ngram", self.max_ngram, 1)
+        if self.max_ngram < self.min_ngram:
+            raise ConfigError(
+                f"max_ngram must be at least min_ngram; got max_ngram {self.max_ngram} and min_ngram {self.min_ngram}: "
+                "set both."
+            )
+        if self.model is not None and not (isinstance(self.model, str) and self.model):
+            raise ConfigError(f"model must be a catalog name, folder, GGUF file or hub id; got {self.model!r}.")
+        if self.method == "draft_model" and self.model is None:
             raise ConfigError('method "draft_model" needs "model": a catalog name, folder, GGUF file or hub id.')
+        if self.kv_cache_memory is not None:
+            at_least("kv_cache_memory", self.kv_cache_memory, 1)
         for name in ("typical_epsilon", "typical_alpha"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 < value <= 1:
-                raise ConfigError(f"{name} must be in (0, 1]; got {value!r}.")
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1:
+                raise ConfigError(f"{name} must be a number in (0, 1]; got {value!r}.")
+        self._refuse_unread(f.name for f in fields(self) if getattr(self, f.name) != f.default)
+
+    def _refuse_unread(self, given: Iterable[str]) -> None:
+        """Raises ConfigError for an option that the chosen method or rule would ignore."""
+        for name in given:
+            if name not in _READ_BY:
+                continue
+            chooser, readers = _READ_BY[name]
+            chosen = getattr(self, chooser)
+            if chosen not in readers:
+                raise ConfigError(
+                    f"{name} is read with {chooser} {' or '.join(readers)} only; {chooser} {chosen!r} would ignore it: "
+                    "drop it."
+                )
 
     @classmethod
     def parse(cls, value: str | Mapping[str, Any] | SpeculationConfig | None) -> SpeculationConfig:
@@ -119,16 +151,11 @@ class SpeculationConfig:
         if not isinstance(value, Mapping):
             raise ConfigError(f"speculation must be a name or a JSON object; got {value!r}.")
         known = {f.name for f in fields(cls)}
-        unknown = sorted(set(value) - known)
+        unknown = sorted(set(value) - known, key=str)
         if unknown:
             raise ConfigError(f"speculation has no option {unknown[0]!r}; it has {', '.join(sorted(known))}.")
         config = cls(**value)
-        for key in value:
-            readers = _READ_BY.get(key)
-            if readers and config.method not in readers and config.verification not in readers:
-                raise ConfigError(
-                    f"{key} is read by {' and '.join(readers)} only; {config.method!r} would ignore it: drop it."
-                )
+        config._refuse_unread(value)  # also those given as their default
         return config
 
 
@@ -150,7 +177,12 @@ class EngineConfig:
     def __post_init__(self) -> None:
         one_of("engine", self.engine, get_args(Engine))
         one_of("dtype", self.dtype, get_args(DType))
+        if not (isinstance(self.device, str) and self.device):
+            raise ConfigError(f"device must be a torch device such as cpu or cuda:0; got {self.device!r}.")
         if self.max_model_len is not None:
             at_least("max_model_len", self.max_model_len, 2)
         if self.num_threads is not None:
             at_least("num_threads", self.num_threads, 1)
+        for name, kind in (("cache", CacheConfig), ("scheduler", SchedulerConfig), ("speculation", SpeculationConfig)):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name} must be a {kind.__name__}; got {getattr(self, name)!r}.")

@@ -5,6 +5,8 @@ Shapes: T tokens of a pass, M rows whose logits are wanted, N nodes of a draft, 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,15 +47,16 @@ class SamplingParams:
     speculation: bool = True  # False = decode this request plainly, whatever the engine's drafter
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "banned_token_ids"):
+        for name in ("stop", "stop_token_ids", "banned_token_ids", "allowed_token_ids"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, (str, int)) else tuple(value or ()))
-        if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            if value is not None or name != "allowed_token_ids":
+                object.__setattr__(self, name, _as_tuple(value))
         _require(
             _finite(self.temperature) and self.temperature >= 0, self, "temperature", "a number >= 0", "0 is greedy"
         )
-        _require(_whole(self.top_k) and self.top_k >= 0, self, "top_k", "an integer >= 0", "0 keeps all tokens")
+        _require(
+            _whole(self.top_k) and 0 <= self.top_k < 2**31, self, "top_k", "an integer in 0..2^31-1", "0 keeps all"
+        )
         _require(_finite(self.top_p) and 0 < self.top_p <= 1, self, "top_p", "in (0, 1]", "1 keeps all tokens")
         _require(_finite(self.min_p) and 0 <= self.min_p <= 1, self, "min_p", "in [0, 1]", "0 switches it off")
         _require(
@@ -64,12 +67,15 @@ class SamplingParams:
             value = getattr(self, name)
             _require(_finite(value) and -2 <= value <= 2, self, name, "in [-2, 2]", "0 switches it off")
         _require(
-            all(_whole(t) and _finite(b) and -100 <= b <= 100 for t, b in self.logit_bias.items()),
-            self, "logit_bias", "a map of token id to a bias in [-100, 100]", "ban a token with banned_token_ids",
+            isinstance(self.logit_bias, Mapping)
+            and all(_token_id(t) and _finite(b) and -100 <= b <= 100 for t, b in self.logit_bias.items()),
+            self, "logit_bias", "a map of token ids >= 0 to a bias in [-100, 100]", "ban a token with banned_token_ids",
         )  # fmt: skip
+        for name in ("stop_token_ids", "banned_token_ids"):
+            _require(all(map(_token_id, getattr(self, name))), self, name, "integers >= 0", "name tokens by their ids")
         _require(
-            self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
-            self, "allowed_token_ids", "None or at least one id", "None allows all tokens",
+            self.allowed_token_ids is None or (self.allowed_token_ids and all(map(_token_id, self.allowed_token_ids))),
+            self, "allowed_token_ids", "None or integers >= 0, at least one", "None allows all tokens",
         )  # fmt: skip
         _require(_whole(self.max_tokens) and self.max_tokens >= 1, self, "max_tokens", "an integer >= 1", "try 256")
         _require(
@@ -87,6 +93,8 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _require(value is None or (_whole(value) and 0 <= value <= 100), self, name, "None or in 0..100", "try 5")
+        for name in ("ignore_eos", "skip_special_tokens", "speculation"):
+            _require(isinstance(getattr(self, name), bool), self, name, "True or False", "leave it out for the default")
 
     @property
     def greedy(self) -> bool:
@@ -98,16 +106,36 @@ class SamplingParams:
 
 
 def _finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and bool(np.isfinite(value))
+    """A number that a float can hold."""
+    if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _whole(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def _require(holds: bool, owner: object, name: str, rule: str, remedy: str) -> None:
+def _token_id(value: object) -> bool:
+    return _whole(value) and value >= 0  # type: ignore[operator]  # an integer
+
+
+def _as_tuple(value: object) -> tuple:
+    """One value or several, or None; what is no collection stays one value, for the rules to refuse."""
+    if value is None or isinstance(value, str):
+        return () if value is None else (value,)
+    try:
+        return tuple(value)  # type: ignore[arg-type]  # tried
+    except TypeError:
+        return (value,)
+
+
+def _require(holds: object, owner: object, name: str, rule: str, remedy: str) -> None:
     if not holds:
-        raise ConfigError(f"{name} must be {rule}; got {getattr(owner, name)!r}: {remedy}.")
+        raise ConfigError(f"{name} must be {rule}; got {getattr(owner, name)!r:.100}: {remedy}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +208,7 @@ class RowSampling:
     seed: np.ndarray  # [M] uint64
     stream: np.ndarray  # [M] uint32, the choice among n
     position: np.ndarray  # [M] uint32, index in the sequence of the token being sampled
-    purpose: np.ndarray  # [M] uint32, noise purpose | attempt << 3 (design.md section 4)
+    purpose: np.ndarray  # [M] uint32, noise purpose | attempt << 3 (docs/noise.md)
     adjustments: Adjustments | None = None
     allowed: np.ndarray | None = None  # [M, ceil(V/8)] uint8 bit masks, little-endian bits; None = all allowed
     num_logprobs: int | None = None  # report raw log-probabilities: of the row's token, and the top N

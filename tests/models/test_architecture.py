@@ -23,8 +23,6 @@ LLAMA = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
     "hidden_act": "silu",
-    "bos_token_id": 1,
-    "eos_token_id": [2, 3],
 }
 GGUF = {
     "general.architecture": "llama",
@@ -38,9 +36,6 @@ GGUF = {
     "llama.rope.freq_base": 10_000.0,
     "llama.rope.dimension_count": 16,
     "llama.vocab_size": 100,
-    "tokenizer.ggml.bos_token_id": 1,
-    "tokenizer.ggml.eos_token_id": 2,
-    "tokenizer.ggml.eot_token_id": 3,
 }
 
 
@@ -54,7 +49,6 @@ def test_a_config_and_its_gguf_agree() -> None:
     spec = ModelSpec.from_hf_config(LLAMA)
     assert spec == ModelSpec.from_gguf(GGUF, tensor_names={"output.weight", "token_embd.weight"})
     assert (spec.head_dim, spec.attention_scale, spec.context_length) == (16, 0.25, 2048)
-    assert spec.eos_token_ids == (2, 3)
     assert not spec.tied_embeddings
     assert spec.ropes == (RopeSpec(theta=10_000.0, dim=16, original_max_position=2048),) * 4
     assert spec.windows == (None,) * 4

@@ -218,6 +218,9 @@ def test_names_that_are_nothing(tmp_path):
     with pytest.raises(UnknownModelError, match=r"has no config\.json"):
         catalog.resolve(str(tmp_path))
     (tmp_path / "x.bin").write_bytes(b"")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UnsupportedModelError, match="is a LoRA adapter, which is not supported: merge it"):
+        catalog.resolve(str(tmp_path))
     with pytest.raises(UnsupportedModelError, match=r"not a .gguf file"):
         catalog.resolve(str(tmp_path / "x.bin"))
 
@@ -260,6 +263,9 @@ def test_hub_folder(monkeypatch, tmp_path):
         catalog.resolve("somebody/some-model", progress=False)
     (tmp_path / "config.json").write_text("{}")
     assert catalog.resolve("somebody/some-model", progress=False) == tmp_path
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UnsupportedModelError, match="somebody/some-model is a LoRA adapter"):
+        catalog.resolve("somebody/some-model", progress=False)
     assert asked["repo_id"] == "somebody/some-model"
     assert "*.safetensors" in asked["allow_patterns"]
     assert not any("bin" in pattern for pattern in asked["allow_patterns"])

@@ -128,6 +128,49 @@ def test_malformed_messages(messages):
         ChatTemplate("x", special_tokens={}).render(messages)
 
 
+PARTS_ONLY = (
+    "{% for message in messages %}<{{ message.role }}>{% for item in message['content'] %}"
+    "{% if item.type == 'text' %}[{{ item.text }}]{% endif %}{% endfor %}{% endfor %}"
+)
+EITHER = (
+    "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for item in message.content | selectattr('type', 'equalto', 'text') %}{{ item.text }}|{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def _parts(*texts: str) -> list[dict]:
+    return [{"role": "user", "content": [{"type": "text", "text": text} for text in texts]}]
+
+
+@pytest.mark.parametrize("source", [PARTS_ONLY, EITHER])
+def test_templates_that_read_parts_get_them(source):
+    expected = _transformers(source, _parts("a", "b"), add_generation_prompt=True, special=SPECIAL)
+    assert ChatTemplate(source, special_tokens=SPECIAL).render(_parts("a", "b")) == expected
+
+
+@pytest.mark.parametrize("source", [LLAMA3_LIKE, GEMMA_LIKE, EXTRAS])
+def test_other_templates_get_the_text_of_parts(source):
+    template = ChatTemplate(source, special_tokens=SPECIAL)
+    assert template.render(_parts("a", "b")) == template.render([{"role": "user", "content": "a\nb"}])
+
+
+@pytest.mark.parametrize("kind", ["image_url", "image", "input_audio", "video"])
+def test_multimodal_parts_are_refused(kind):
+    messages = [*_parts("look"), {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": kind, kind: {}}]}]
+    with pytest.raises(PromptError, match=rf"'{kind}': multimodal input is not supported") as caught:
+        ChatTemplate(EITHER, special_tokens={}).render(messages)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "part", ["x", None, {"text": "x"}, {"type": "text"}, {"type": "text", "text": 3}, {"type": []}]
+)
+def test_malformed_parts(part):
+    with pytest.raises(PromptError, match="each content part must be"):
+        ChatTemplate(EITHER, special_tokens={}).render([{"role": "user", "content": [part]}])
+
+
 def test_messages_are_not_changed():
     messages = [{"role": "user", "content": "x"}]
     before = json.dumps(messages)

@@ -141,7 +141,6 @@ def test_round_trip(smollm2_tokenizer, text):
 
 def test_smollm2_ends_and_specials(smollm2_tokenizer):
     assert smollm2_tokenizer.eos_ids == {0, 2}  # <|endoftext|>, <|im_end|>
-    assert smollm2_tokenizer.bos_id == 1
     assert smollm2_tokenizer.special_ids == set(range(17))
     assert smollm2_tokenizer.decode([1, 19556, 2]) == "Hello"
     assert smollm2_tokenizer.decode([1, 19556, 2], skip_special_tokens=False) == "<|im_start|>Hello<|im_end|>"
@@ -323,7 +322,6 @@ def test_folder_settings(tiny_llama, tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.eos_ids == {0, 2}
-    assert tokenizer.bos_id == 1
     assert tokenizer.encode("x")[0] == 1
     assert tokenizer.render_chat([{"role": "user", "content": "x"}]) == "<|im_start|>x"
     assert tokenizer.fingerprint == Tokenizer.from_folder(tiny_llama).fingerprint

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
-from paceline.errors import ConfigError, CorruptFileError, PacelineError
+from paceline.errors import CacheError, ConfigError, CorruptFileError, PacelineError
+from paceline.models import torch_decoder
 from paceline.models.loader import load
-from paceline.models.torch_runner import TorchRunner, kv_bytes_per_block
+from paceline.models.torch_runner import TorchRunner, free_device_bytes, kv_bytes_per_block
 from paceline.types import RowSampling
 from transformers_peer import BLOCK_SIZE, Peer, make_batch, random_tokens, run_in_chunks
 
@@ -109,12 +111,101 @@ def test_bfloat16_stays_near_float32(peer: Peer) -> None:
         ({"max_model_len": 129}, "max_model_len must be at most the model's context of 128; got 129"),
         ({"dtype": "float16"}, "dtype must be one of float32, bfloat16; got 'float16'"),
         ({"device": "abacus"}, "device 'abacus' cannot be used"),
+        ({"device": "meta", "num_threads": 2}, "num_threads is read on a CPU only; device 'meta' would ignore it"),
     ],
 )
 def test_unusable_options_are_refused(peer: Peer, options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         TorchRunner(peer.spec, peer.weights, num_blocks=1, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_the_pool_limits_length_but_not_rope() -> None:
+    options = {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}}
+    peer = Peer("Llama", options, max_model_len=400)
+    small = TorchRunner(peer.spec, peer.weights, num_blocks=5, block_size=BLOCK_SIZE, max_model_len=400, num_threads=1)
+    assert (peer.runner.max_model_len, small.max_model_len) == (256, 20)
+    batch = make_batch([{"tokens": random_tokens(20), "context": 0, "table": range(5)}])
+    np.testing.assert_array_equal(small.forward(batch).logits, peer.runner.forward(batch).logits)
+    shorter = TorchRunner(peer.spec, peer.weights, num_blocks=5, block_size=BLOCK_SIZE, max_model_len=20, num_threads=1)
+    assert not np.allclose(small.forward(batch).logits, shorter.forward(batch).logits, atol=0.05)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_pool_takes_memory_as_it_is_written(peer: Peer, dtype: str) -> None:
+    def resident_pages() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    before = resident_pages()
+    runner = TorchRunner(peer.spec, peer.weights, num_blocks=2**20, block_size=BLOCK_SIZE, dtype=dtype, num_threads=1)
+    pages = runner._pool.nbytes // 4096
+    assert resident_pages() - before < pages // 16
+    batch = make_batch([{"tokens": random_tokens(6), "context": 0, "table": [2**20 - 1, 7]}])
+    assert np.isfinite(runner.forward(batch).logits).all()
+
+
+class _Failing(Mapping):
+    """Weights that cannot be read."""
+
+    def __init__(self, weights: Mapping, error: Exception) -> None:
+        self._weights, self._error = weights, error
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        raise self._error
+
+    def __iter__(self):
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
+
+def test_out_of_memory_is_an_error_with_a_remedy(peer: Peer) -> None:
+    with pytest.raises(CacheError, match=r"the K/V pool takes [\d,]{20,} bytes, .*: lower kv_cache_memory") as caught:
+        TorchRunner(peer.spec, peer.weights, num_blocks=2**42, block_size=BLOCK_SIZE)
+    assert "\n" not in str(caught.value)
+    for error in (
+        MemoryError("Unable to allocate 9 TiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 TiB."),
+    ):
+        with pytest.raises(CacheError, match=r"a copy of the weights in float32 takes [\d,]+ bytes, .*: try bfloat16"):
+            TorchRunner(peer.spec, _Failing(peer.weights, error), num_blocks=4)
+    with pytest.raises(RuntimeError, match="something else"):
+        TorchRunner(peer.spec, _Failing(peer.weights, RuntimeError("something else")), num_blocks=4)
+
+
+def test_free_memory_of_devices() -> None:
+    assert free_device_bytes("cpu") is None
+    with pytest.raises(ConfigError, match="device 'abacus' cannot be used"):
+        free_device_bytes("abacus")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_free_memory_of_a_cuda_device() -> None:
+    free = free_device_bytes("cuda")
+    assert free is not None
+    assert 0 < free <= torch.cuda.get_device_properties(0).total_memory
+
+
+@pytest.mark.parametrize("name", torch_decoder._PACKING_OPERATIONS)
+def test_a_torch_without_the_private_operations(peer: Peer, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def absent(operations: object, asked: str) -> object:
+        if asked == name:
+            raise AttributeError(asked)
+        return getattr(real, asked)
+
+    real = torch.ops.mkldnn
+    operations = type("Operations", (), {"__getattr__": absent})()
+    batch = make_batch([{"tokens": random_tokens(9), "context": 0, "table": [0, 1, 2]}])
+    expected = peer.runner.forward(batch).logits
+    monkeypatch.setattr(torch_decoder.torch.ops, "mkldnn", operations)
+    runner = TorchRunner(peer.spec, peer.weights, num_blocks=4, block_size=BLOCK_SIZE, num_threads=1)
+    np.testing.assert_allclose(runner.forward(batch).logits, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +283,7 @@ def _llama_like_config(name: str, kind: str, **options: object) -> transformers.
         num_hidden_layers=spec.num_layers,
         num_attention_heads=spec.num_heads,
         num_key_value_heads=spec.num_kv_heads,
-        max_position_embeddings=spec.max_position_embeddings,
+        max_position_embeddings=spec.context_length,
         rms_norm_eps=spec.norm_eps,
         tie_word_embeddings=spec.tied_embeddings,
         **({"rope_parameters": {"rope_type": "default", "rope_theta": rope.theta}} | options),

@@ -8,6 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from paceline.config import usable_cores
+
 _PACKAGES = ("paceline", "numpy", "torch", "tokenizers", "transformers")
 _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "sve", "i8mm")
 
@@ -23,11 +25,6 @@ def describe_environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": _versions(),
     }
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpu_model() -> str:

@@ -24,7 +24,6 @@ class ModelSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position_embeddings: int  # as in the config, before rope scaling
     context_length: int  # tokens of a sequence at most, rope scaling included
     norm_eps: float
     activation: Activation = "silu"
@@ -40,8 +39,6 @@ class ModelSpec:
     attention_scale: float  # multiplies q.k
     attention_softcap: float | None = None  # scores become cap * tanh(score / cap)
     final_softcap: float | None = None  # the same for logits
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = (
@@ -87,7 +84,6 @@ class ModelSpec:
         ropes = {kind: _hf_rope(config, family, kind, head_dim) for kind in set(kinds)}
         has_rope = _hf_has_rope(config, name, layers)
         bias = bool(config.get("attention_bias", False))
-        eos = config.get("eos_token_id")
         return cls(
             architecture=name,
             vocab_size=vocab_size,
@@ -97,7 +93,6 @@ class ModelSpec:
             num_heads=heads,
             num_kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=head_dim,
-            max_position_embeddings=max_position,
             context_length=_context_length(family, ropes["full" if "full" in ropes else "sliding"], max_position),
             norm_eps=config.get("rms_norm_eps", family.norm_eps),
             activation=_hf_activation(config, family),
@@ -113,8 +108,6 @@ class ModelSpec:
             attention_scale=(config.get("query_pre_attn_scalar", 256) if family.gemma else head_dim) ** -0.5,
             attention_softcap=config.get("attn_logit_softcapping", family.attention_softcap),
             final_softcap=config.get("final_logit_softcapping", family.final_softcap),
-            bos_token_id=config.get("bos_token_id"),
-            eos_token_ids=tuple(eos) if isinstance(eos, (list, tuple)) else () if eos is None else (eos,),
         )
 
     @classmethod
@@ -153,7 +146,6 @@ class ModelSpec:
         wide_scale = (name, layers) in {("gemma2", 46), ("gemma3", 62)}
         names = tensor_names
         qkv_bias = family.qkv_bias if names is None else "blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names
-        eos = (metadata.get("tokenizer.ggml.eos_token_id"), metadata.get("tokenizer.ggml.eot_token_id"))
         return cls(
             architecture=name,
             vocab_size=read("vocab_size") or len(metadata.get("tokenizer.ggml.tokens", ())),
@@ -163,7 +155,6 @@ class ModelSpec:
             num_heads=heads,
             num_kv_heads=read("attention.head_count_kv", heads),
             head_dim=head_dim,
-            max_position_embeddings=max_position,
             context_length=_context_length(family, full_rope, max_position),
             norm_eps=read("attention.layer_norm_rms_epsilon", family.norm_eps),
             activation=family.activation,
@@ -182,8 +173,6 @@ class ModelSpec:
             attention_scale=(hidden // heads if wide_scale else head_dim) ** -0.5,
             attention_softcap=read("attn_logit_softcapping", family.attention_softcap),
             final_softcap=read("final_logit_softcapping", family.final_softcap),
-            bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
-            eos_token_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),
         )
 
 

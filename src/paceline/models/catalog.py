@@ -143,9 +143,7 @@ def resolve(model: str, *, progress: bool = True) -> Path:
         return _resolve_entry(CATALOG[model], progress=progress)
     path = Path(model).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise UnknownModelError(f"{path} has no config.json: give a Hugging Face model folder or a .gguf file.")
-        return path
+        return _checked_folder(path, model)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise UnsupportedModelError(f"{path} is not a .gguf file: give a GGUF file or a Hugging Face model folder.")
@@ -155,8 +153,19 @@ def resolve(model: str, *, progress: bool = True) -> Path:
     if _HUB_ID.fullmatch(model):
         from paceline.models.hub import fetch_snapshot
 
-        return fetch_snapshot(model, progress=progress)
+        return _checked_folder(fetch_snapshot(model, progress=progress), model)
     raise UnknownModelError(_unknown(model))
+
+
+def _checked_folder(path: Path, model: str) -> Path:
+    if (path / "adapter_config.json").is_file():
+        raise UnsupportedModelError(
+            f"{model} is a LoRA adapter, which is not supported: merge it into its base model first (PEFT's "
+            "merge_and_unload), and give the merged folder."
+        )
+    if not (path / "config.json").is_file():
+        raise UnknownModelError(f"{model} has no config.json: give a Hugging Face model folder or a .gguf file.")
+    return path
 
 
 def _resolve_entry(entry: CatalogEntry, *, progress: bool) -> Path:

@@ -29,13 +29,11 @@ def fetch_snapshot(repo_id: str, *, progress: bool) -> Path:
             super().__init__(*args, **(kwargs | {"disable": True}))
 
     try:
-        path = Path(
-            snapshot_download(
-                repo_id,
-                allow_patterns=_WANTED,
-                ignore_patterns=_UNWANTED,
-                tqdm_class=tqdm if progress else Silent,
-            )
+        folder = snapshot_download(
+            repo_id,
+            allow_patterns=_WANTED,
+            ignore_patterns=_UNWANTED,
+            tqdm_class=tqdm if progress else Silent,
         )
     except GatedRepoError as error:
         raise DownloadError(
@@ -48,6 +46,4 @@ def fetch_snapshot(repo_id: str, *, progress: bool) -> Path:
     except Exception as error:  # the hub's client lets its transport's own errors through
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise DownloadError(f"could not fetch {repo_id} from the hub ({reason[0]}): run again.") from error
-    if not (path / "config.json").is_file():
-        raise UnknownModelError(f"{repo_id} has no config.json: it is not a model that Paceline can load.")
-    return path
+    return Path(folder)

@@ -31,11 +31,6 @@ class LoadedModel:
     weights: Mapping[str, np.ndarray]  # float32 by canonical name; the loader's are read anew at each access
     precision: str  # for people, such as "4-bit GGUF (Q4_1, head Q8_0)"
 
-    @property
-    def vocab_size(self) -> int:
-        """Width of the logits; the tokenizer may know fewer ids."""
-        return self.spec.vocab_size
-
 
 def load(model: str, *, progress: bool = True) -> LoadedModel:
     """A model by catalog name, Hugging Face folder, GGUF file or hub id; fetched first if need be.

@@ -33,7 +33,6 @@ class Tokenizer:
         backend: Backend,
         *,
         eos_ids: Iterable[int] = (),
-        bos_id: int | None = None,
         chat_template: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
     ) -> None:
@@ -44,7 +43,6 @@ class Tokenizer:
         )
         self._byte_level = type(backend.decoder).__name__ == "ByteLevel"
         self.eos_ids = frozenset(eos_ids)
-        self.bos_id = bos_id
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
 
@@ -67,7 +65,6 @@ class Tokenizer:
         return cls(
             backend,
             eos_ids=eos_ids,
-            bos_id=ids["bos"],
             chat_template=template if isinstance(template, str) else None,
             special_tokens=special,
         )
@@ -94,11 +91,9 @@ class Tokenizer:
         eos_ids = {i for config in configs for i in _as_ids(config.get("eos_token_id"))}
         if "eos_token" in special and (eos_id := backend.token_to_id(special["eos_token"])) is not None:
             eos_ids.add(eos_id)
-        bos_id = backend.token_to_id(special["bos_token"]) if "bos_token" in special else None
         return cls(
             backend,
             eos_ids=eos_ids,
-            bos_id=bos_id,
             chat_template=_folder_template(folder, settings),
             special_tokens=special,
         )

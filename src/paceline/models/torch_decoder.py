@@ -20,14 +20,17 @@ from paceline.models.architecture import ModelSpec
 from paceline.models.rope import RopeSpec, inverse_frequencies
 from paceline.models.torch_attention import AttentionPlan
 
+# Private operations of torch: any release may drop them, and F.linear then does their work.
+_PACKING_OPERATIONS = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
 SINGLE_ROW_BYTES = 1 << 30  # float32 models whose layers are smaller than this are held twice, see Linear
 
 
 class Linear:
     """y = x W^T + b.
 
-    On a CPU the matrix is kept in oneDNN's blocked layout, in which a few rows cost hardly more than one. One row
-    alone is up to a third faster from a plain float32 matrix: `single_row` [in, out] is that, where memory allows.
+    On a CPU the matrix is kept in oneDNN's blocked layout (where torch offers it), in which a few rows cost hardly more
+    than one. One row alone is up to a third faster from a plain float32 matrix: `single_row` [in, out] is that, where
+    memory allows.
     """
 
     def __init__(self, weight: torch.Tensor, *, bias: torch.Tensor | None, single_row: torch.Tensor | None) -> None:
@@ -47,6 +50,8 @@ class Linear:
 
 def _can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if not all(hasattr(torch.ops.mkldnn, name) for name in _PACKING_OPERATIONS):
         return False
     return dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 
-from paceline.config import one_of
-from paceline.errors import ConfigError, PacelineError
+from paceline.config import one_of, usable_cores
+from paceline.errors import CacheError, ConfigError, PacelineError
 from paceline.interfaces import KVLayout
 from paceline.models.architecture import ModelSpec
 from paceline.models.torch_attention import AttentionPlan, AttentionShape
 from paceline.models.torch_decoder import TorchDecoder
+from paceline.models.weights import expected_shapes
 from paceline.sampling.sampler import sample_rows
 from paceline.types import ForwardBatch, ForwardOutput, RowSampling
 
@@ -28,13 +30,21 @@ def kv_bytes_per_block(spec: ModelSpec, *, block_size: int, dtype: Precision) ->
     return spec.num_layers * block_size * 2 * spec.num_kv_heads * spec.head_dim * _BYTES[dtype]
 
 
+def free_device_bytes(device: str) -> int | None:
+    """Memory that a GPU has free; None where models share the host's. Raises ConfigError as TorchRunner does."""
+    chosen = _device(device)
+    return torch.cuda.mem_get_info(chosen)[0] if chosen.type == "cuda" else None
+
+
 class TorchRunner:
     """A model with its paged K/V pool; fulfils interfaces.Runner.
 
     weights: float32 arrays under the canonical names (those of Hugging Face's Llama), norms as effective multipliers.
     The output of a pass depends on the batch and the pool alone. float32 is the reference: between two packings of
     the same tokens, logits differ by rounding only.
-    Raises ConfigError for a length, device or dtype that cannot be had, CorruptFileError for weights that do not fit.
+    max_model_len (None = the model's context) fixes RoPE's frequencies, whatever part of it the pool has room for.
+    Raises ConfigError for a length, device, dtype or thread count that cannot be had, CorruptFileError for weights
+    that do not fit the spec, CacheError where memory does not hold weights and pool.
     """
 
     def __init__(
@@ -56,9 +66,12 @@ class TorchRunner:
             )
         self._device = _device(device)
         if self._device.type == "cpu":
-            torch.set_num_threads(num_threads or _usable_cores())
+            torch.set_num_threads(num_threads or usable_cores())
+        elif num_threads is not None:
+            raise ConfigError(f"num_threads is read on a CPU only; device {device!r} would ignore it: drop it.")
         self._spec = spec
-        self._max_model_len = max_model_len or spec.context_length
+        context = max_model_len or spec.context_length
+        self._max_model_len = min(context, num_blocks * block_size)
         self._dtype = torch.float32 if dtype == "float32" else torch.bfloat16
         self._kv = KVLayout(
             num_blocks=num_blocks,
@@ -71,16 +84,20 @@ class TorchRunner:
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
         )
+        weight_bytes = sum(map(math.prod, expected_shapes(spec).values())) * _BYTES[dtype]
+        pool_bytes = num_blocks * self._kv.bytes_per_block
         with torch.inference_mode():
-            self._decoder = TorchDecoder(
-                spec, weights, max_model_len=self._max_model_len, dtype=self._dtype, device=self._device
-            )
-            # zeros, not empty: blocks are gathered whole, and a NaN in an unused slot would survive its zero weight
-            self._pool = torch.zeros(
-                (spec.num_layers, num_blocks * block_size, 2, spec.num_kv_heads, spec.head_dim),
-                dtype=self._dtype,
-                device=self._device,
-            )
+            smaller = "try bfloat16 or a smaller model" if dtype == "float32" else "try a smaller model"
+            with _memory_for(f"a copy of the weights in {dtype}", weight_bytes, remedy=smaller):
+                self._decoder = TorchDecoder(
+                    spec, weights, max_model_len=context, dtype=self._dtype, device=self._device
+                )
+            with _memory_for("the K/V pool", pool_bytes, remedy="lower kv_cache_memory, max_num_seqs or max_model_len"):
+                self._pool = _zeros(
+                    (spec.num_layers, num_blocks * block_size, 2, spec.num_kv_heads, spec.head_dim),
+                    dtype=self._dtype,
+                    device=self._device,
+                )
 
     @property
     def spec(self) -> ModelSpec:
@@ -94,7 +111,7 @@ class TorchRunner:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that one sequence may hold."""
+        """Tokens that one sequence may hold: the context, or the pool where that is smaller."""
         return self._max_model_len
 
     @property
@@ -162,7 +179,23 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, not empty: blocks are gathered whole, and a NaN in an unused slot would survive its zero weight.
+
+    On a CPU the system hands out zero pages as they are written: a pool takes the memory of what was used of it.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    bits = np.zeros(shape, dtype=np.float32 if dtype == torch.float32 else np.int16)
+    return torch.from_numpy(bits).view(dtype)
+
+
+@contextmanager
+def _memory_for(what: str, num_bytes: int, *, remedy: str) -> Iterator[None]:
+    """Turns the ways in which NumPy, torch and its devices run out of memory into a CacheError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError; a CPU raises plain ones
+        if isinstance(error, RuntimeError) and not any(sign in str(error) for sign in ("out of memory", "allocate")):
+            raise
+        raise CacheError(f"{what} takes {num_bytes:,} bytes, more than the device has free: {remedy}.") from error

@@ -1,4 +1,4 @@
-"""Counter-based random words: any word of any row in any order, the same in every engine.
+"""Counter-based random words: any word of any row in any order, the same in every engine. docs/noise.md tells why.
 
 Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Key = the 64-bit seed, low
 word first; counter = (token // 4, position, stream, purpose | attempt << 3); the token's word is lane token % 4.

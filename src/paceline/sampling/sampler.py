@@ -22,7 +22,7 @@ def sample_rows(logits: np.ndarray, sampling: RowSampling) -> ForwardOutput:
     """Samples each row of logits [M, V] float32, which are left as they are.
 
     A row's token depends on that row of logits and sampling alone: the argmax when greedy, else the winner of the
-    exponential race over the processed logits, with the words of design.md section 4; lowest id on ties. Raw
+    exponential race over the processed logits, with the words of docs/noise.md; lowest id on ties. Raw
     log-probabilities, logits and laws come along where asked. Raises ConfigError if a row bans every token.
     """
     num_rows, vocab_size = logits.shape

@@ -1,0 +1,149 @@
+"""Every rule of the configs: what is refused, by which words, and that what is right passes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig, usable_cores
+from paceline.errors import ConfigError
+
+METHODS = "none, auto, ngram, draft_model"
+RULES = "coupled, rejection, block, typical"
+A_MODEL = "a catalog name, folder, GGUF file or hub id"
+
+
+def refusal(cls, options) -> str:
+    with pytest.raises(ConfigError) as caught:
+        cls(**options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "message"),
+    [
+        (CacheConfig, {"block_size": 24}, "block_size must be a power of two; got 24. Try 16 or 32."),
+        (CacheConfig, {"block_size": 0}, "block_size must be an integer >= 1; got 0."),
+        (CacheConfig, {"block_size": 16.0}, "block_size must be an integer >= 1; got 16.0."),
+        (CacheConfig, {"kv_cache_memory": 0}, "kv_cache_memory must be an integer >= 1; got 0."),
+        (CacheConfig, {"kv_cache_memory": "1G"}, "kv_cache_memory must be an integer >= 1; got '1G'."),
+        (CacheConfig, {"prefix_caching": "no"}, "prefix_caching must be True or False; got 'no'."),
+        (SchedulerConfig, {"max_num_seqs": 0}, "max_num_seqs must be an integer >= 1; got 0."),
+        (SchedulerConfig, {"max_num_seqs": True}, "max_num_seqs must be an integer >= 1; got True."),
+        (SchedulerConfig, {"max_num_batched_tokens": 0}, "max_num_batched_tokens must be an integer >= 1; got 0."),
+        (EngineConfig, {"engine": "steam"}, "engine must be one of auto, torch; got 'steam'."),
+        (EngineConfig, {"dtype": "int3"}, "dtype must be one of auto, float32, bfloat16; got 'int3'."),
+        (EngineConfig, {"device": ""}, "device must be a torch device such as cpu or cuda:0; got ''."),
+        (EngineConfig, {"device": None}, "device must be a torch device such as cpu or cuda:0; got None."),
+        (EngineConfig, {"max_model_len": 1}, "max_model_len must be an integer >= 2; got 1."),
+        (EngineConfig, {"num_threads": 0}, "num_threads must be an integer >= 1; got 0."),
+        (EngineConfig, {"cache": None}, "cache must be a CacheConfig; got None."),
+        (EngineConfig, {"scheduler": 8}, "scheduler must be a SchedulerConfig; got 8."),
+        (EngineConfig, {"speculation": "ngram"}, "speculation must be a SpeculationConfig; got 'ngram'."),
+        (SpeculationConfig, {"method": "telepathy"}, f"method must be one of {METHODS}; got 'telepathy'."),
+        (SpeculationConfig, {"verification": "trust"}, f"verification must be one of {RULES}; got 'trust'."),
+        (SpeculationConfig, {"num_speculative_tokens": 0}, "num_speculative_tokens must be an integer >= 1; got 0."),
+        (SpeculationConfig, {"min_ngram": 0}, "min_ngram must be an integer >= 1; got 0."),
+        (SpeculationConfig, {"max_ngram": "4"}, "max_ngram must be an integer >= 1; got '4'."),
+        (
+            SpeculationConfig, {"max_ngram": 1},
+            "max_ngram must be at least min_ngram; got max_ngram 1 and min_ngram 2: set both.",
+        ),
+        (SpeculationConfig, {"method": "draft_model", "model": ""}, f"model must be {A_MODEL}; got ''."),
+        (SpeculationConfig, {"method": "draft_model", "model": 7}, f"model must be {A_MODEL}; got 7."),
+        (SpeculationConfig, {"method": "draft_model"}, f'method "draft_model" needs "model": {A_MODEL}.'),
+        (
+            SpeculationConfig, {"method": "draft_model", "model": "m", "kv_cache_memory": "1G"},
+            "kv_cache_memory must be an integer >= 1; got '1G'.",
+        ),
+        *(
+            (
+                SpeculationConfig, {"verification": "typical", name: value},
+                f"{name} must be a number in (0, 1]; got {value!r}.",
+            )
+            for name in ("typical_epsilon", "typical_alpha")
+            for value in (0, 1.5, float("nan"), True, "0.3", None)
+        ),
+    ],
+)  # fmt: skip
+def test_values_outside_their_rule(cls, options, message):
+    assert refusal(cls, options) == message
+
+
+NEVER = {"model": "m", "kv_cache_memory": 5}
+NGRAM = {"max_ngram": 5, "min_ngram": 3}
+TYPICAL = {"typical_epsilon": 0.5, "typical_alpha": 0.5}
+UNREAD = [
+    *(("none", {}, name, value) for name, value in {**NEVER, **NGRAM, **TYPICAL}.items()),
+    ("none", {}, "num_speculative_tokens", 3),
+    ("none", {}, "verification", "block"),
+    *((method, {}, name, value) for method in ("auto", "ngram") for name, value in {**NEVER, **TYPICAL}.items()),
+    *(("draft_model", {"model": "m"}, name, value) for name, value in {**NGRAM, **TYPICAL}.items()),
+]
+
+
+@pytest.mark.parametrize(("method", "others", "name", "value"), UNREAD)
+def test_options_that_nothing_reads_are_refused(method, others, name, value):
+    options = {"method": method, **others, name: value}
+    message = refusal(SpeculationConfig, options)
+    assert message.startswith(f"{name} is read with ")
+    assert message.endswith("would ignore it: drop it.")
+    with pytest.raises(ConfigError, match=f"^{name} is read with "):
+        SpeculationConfig.parse(options)
+
+
+@pytest.mark.parametrize("name", ["num_speculative_tokens", "verification", "max_ngram", "typical_alpha"])
+def test_parse_refuses_them_as_their_default_too(name):
+    default = getattr(SpeculationConfig(), name)
+    assert SpeculationConfig(method="none", **{name: default}).method == "none"
+    with pytest.raises(ConfigError, match=f"^{name} is read with "):
+        SpeculationConfig.parse({"method": "none", name: default})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "none"},
+        {"method": "auto", "num_speculative_tokens": 1, **NGRAM},
+        {"method": "ngram", "max_ngram": 1, "min_ngram": 1, "verification": "block"},
+        {"method": "ngram", "verification": "typical", "typical_epsilon": 1, "typical_alpha": 1e-9},
+        {"method": "draft_model", **NEVER, "verification": "rejection"},
+    ],
+)
+def test_options_that_are_read(options):
+    config = SpeculationConfig(**options)
+    assert SpeculationConfig.parse(options) == config
+    assert EngineConfig(speculation=config).speculation is config
+
+
+def test_parse():
+    assert SpeculationConfig.parse(None) == SpeculationConfig(method="none") == SpeculationConfig.parse(" none ")
+    assert SpeculationConfig.parse("auto").method == "auto"
+    assert SpeculationConfig.parse(' {"method": "ngram", "max_ngram": 6}').max_ngram == 6
+    config = SpeculationConfig(num_speculative_tokens=3)
+    assert SpeculationConfig.parse(config) is config
+    for wrong, message in (
+        ('{"method"', "not valid JSON"),
+        (3, "must be a name or a JSON object; got 3"),
+        (["ngram"], "must be a name or a JSON object"),
+        ({"depth": 3, 4: 5}, "has no option 4; it has"),
+        ("", "method must be one of"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            SpeculationConfig.parse(wrong)
+
+
+def test_defaults_and_bounds():
+    assert CacheConfig(block_size=1, kv_cache_memory=1, prefix_caching=False).block_size == 1
+    assert SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=1).max_num_seqs == 1
+    config = EngineConfig(device="cuda:1", max_model_len=2, num_threads=1)
+    assert (config.speculation.method, config.cache, config.scheduler) == ("none", CacheConfig(), SchedulerConfig())
+
+
+def test_usable_cores(monkeypatch):
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores() == 1

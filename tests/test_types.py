@@ -1,0 +1,129 @@
+"""Rules of SamplingParams, chains, and sums of metrics."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.types import Draft, SamplingParams, SpeculationMetrics
+
+NUMBERS = ["x", None, True, math.nan, math.inf, 10**400]  # no finite numbers
+IDS = ["x", 1.5, [-1], [True], [1.0], ["x"], [None], [[1]], np.array([0.5]), np.array(0.5)]
+WRONG = {
+    "temperature": [*NUMBERS, -0.1],
+    "top_k": ["x", None, True, -1, 1.0, 2**31],
+    "top_p": [*NUMBERS, 0, 1.01],
+    "min_p": [*NUMBERS, -0.1, 1.01],
+    "repetition_penalty": [*NUMBERS, 0, -1],
+    "presence_penalty": [*NUMBERS, -2.1, 2.1],
+    "frequency_penalty": [*NUMBERS, -2.1, 2.1],
+    "logit_bias": [None, 3, "x", [1, 2], [(1, 2.0)], {"1": 2.0}, {-1: 2.0}, {1.0: 2.0}, {True: 2.0}, {1: 101},
+                   {1: -101}, {1: math.nan}, {1: "x"}, {1: None}],
+    "allowed_token_ids": [*IDS, []],
+    "banned_token_ids": IDS,
+    "stop_token_ids": IDS,
+    "min_tokens": ["x", None, True, -1, 1.0, 257],
+    "max_tokens": ["x", None, True, 0, 8.0],
+    "stop": ["", [""], ["a", ""], [1], 3, 1.5, b"ab", [None], True],
+    "ignore_eos": [None, 1, "yes"],
+    "seed": ["x", True, -1, 2**64, 1.0],
+    "n": ["x", None, True, 0, 129, 2.0],
+    "logprobs": ["x", True, -1, 101, 1.0],
+    "prompt_logprobs": ["x", True, -1, 101, 1.0],
+    "skip_special_tokens": [None, 0, "no"],
+    "speculation": [None, 1, "ngram"],
+}  # fmt: skip
+
+
+def test_every_field_has_a_rule():
+    assert set(WRONG) == set(SamplingParams.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_values_outside_their_rule(name, value):
+    with pytest.raises(ConfigError, match=rf"^{name} must be .*; got .*: .*\.$") as caught:
+        SamplingParams(**{name: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    {
+        "temperature": [0, 0.7, 5, np.float32(0.5)],
+        "top_k": [0, 50, np.int32(7), 2**31 - 1],
+        "top_p": [1e-6, 1, np.float64(0.9)],
+        "min_p": [0, 1],
+        "repetition_penalty": [0.1, 2],
+        "presence_penalty": [-2, 2.0],
+        "frequency_penalty": [-2, 2.0],
+        "logit_bias": [{}, {0: -100, np.int64(5): 100.0}, {3: np.float32(1)}],
+        "min_tokens": [0, 256, np.int64(3)],
+        "max_tokens": [1, np.int64(9000)],
+        "seed": [None, 0, 2**64 - 1, np.uint64(5), np.int64(5)],
+        "n": [1, 128],
+        "logprobs": [None, 0, 100],
+        "prompt_logprobs": [None, 0, np.int32(5)],
+    }.items(),
+)
+def test_values_within_their_rule(name, values):
+    for value in values:
+        given = {"max_tokens": 256, name: value}
+        assert getattr(SamplingParams(**given), name) == value
+
+
+@pytest.mark.parametrize("name", ["allowed_token_ids", "banned_token_ids", "stop_token_ids"])
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (5, (5,)),
+        (np.int64(5), (5,)),
+        (0, (0,)),
+        ([1, 2], (1, 2)),
+        (range(3), (0, 1, 2)),
+        (np.array([4, 5], np.int32), (4, 5)),
+        ({7}, (7,)),
+    ],
+)
+def test_ids_become_tuples(name, given, kept):
+    assert getattr(SamplingParams(**{name: given}), name) == kept
+
+
+def test_one_stop_or_several_or_none():
+    assert SamplingParams(stop="ab").stop == ("ab",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams(stop=None, stop_token_ids=None, banned_token_ids=None) == SamplingParams()
+    assert SamplingParams(allowed_token_ids=None).allowed_token_ids is None
+
+
+def test_greedy_and_penalties():
+    assert SamplingParams().greedy
+    assert not SamplingParams(temperature=0.1).greedy
+    assert not SamplingParams().has_penalties
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        assert SamplingParams(**{name: 0.5}).has_penalties
+
+
+def test_chains():
+    draft = Draft.chain([5, 6, 7], source="test")
+    assert (draft.token_ids.tolist(), draft.parents.tolist()) == ([5, 6, 7], [-1, 0, 1])
+    assert (draft.token_ids.dtype, draft.parents.dtype) == (np.int32, np.int32)
+    assert (len(draft), draft.source, draft.law) == (3, "test", None)
+    assert draft.is_chain
+    assert Draft.chain(np.array([], np.int64), source="test").is_chain
+    for parents in ([-1, -1], [-1, 0, 0], [0, 1]):
+        tree = Draft(token_ids=np.zeros(len(parents), np.int32), parents=np.array(parents, np.int32))
+        assert not tree.is_chain
+
+
+def test_sums_of_metrics():
+    one = SpeculationMetrics(2, 10, 5, (2, 2, 1), 4)
+    other = SpeculationMetrics(1, 1, 1, (1,), 6)
+    total = one + other
+    assert total == other + one == SpeculationMetrics(3, 11, 6, (3, 2, 1), 10)
+    assert sum([one, other], SpeculationMetrics()) == total
+    assert total.acceptance_rate == pytest.approx(6 / 11)
+    assert total.acceptance_length == pytest.approx(1.6)
+    assert (SpeculationMetrics().acceptance_rate, SpeculationMetrics().acceptance_length) == (0.0, 1.0)
