@@ -60,6 +60,7 @@ def generate(model, *options, prompt="hello", **kwargs) -> str:
         (["--n", "0"], ["n must be an integer in 1..128"]),
         (["--logprobs", "3"], ["--logprobs", "add --json"]),
         (["--engine", "steam"], ["engine must be one of", "'steam'"]),
+        (["--device", "abacus"], ["device 'abacus' cannot be used", "try cpu"]),
         (["--dtype", "int3"], ["dtype must be one of", "'int3'"]),
         (["--kv-cache-memory", "lots"], ["--kv-cache-memory", "512M", "'lots'"]),
         (["--kv-cache-memory", "1"], ["1"]),

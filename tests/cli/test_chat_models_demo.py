@@ -101,6 +101,12 @@ def test_models_remove_of_an_unknown_name(empty_cache):
     assert result.stderr.startswith("error: no model 'smollm3'")
 
 
+def test_models_remove_refuses_json(empty_cache):
+    result = CliRunner().invoke(app, ["models", "--remove", "smollm2-135m", "--json"])
+    assert result.exit_code == 2
+    assert "--json shows the list and would be ignored by --remove" in result.stderr
+
+
 def test_demo_shows_the_same_texts(tiny_llama, monkeypatch):
     monkeypatch.setattr("paceline.cli.demo.MODEL", str(tiny_llama))
     monkeypatch.setattr("paceline.cli.demo.MAX_TOKENS", 12)

@@ -50,10 +50,12 @@ def measure(
     params: SamplingParams,
     concurrency: int = 1,
     repeats: int = 1,
+    announce: Callable[[Sequence[Prompt], Mode], None] = lambda prompts, mode: None,
     observe: Callable[[Sample], None] = lambda sample: None,
 ) -> Measurement:
-    """Each prompt in both modes, `repeats` times, after a short warm-up; `observe` is told of each request.
+    """Each prompt in both modes, `repeats` times, after a short warm-up.
 
+    `announce` is told what is submitted next, `observe` of each finished request; the warm-up is neither's.
     One request at a time the modes alternate prompt by prompt; with concurrency (the engine's max_num_seqs) all
     prompts of a mode are handed in at once. Which mode goes first alternates too.
     """
@@ -65,6 +67,7 @@ def measure(
     for repeat in range(repeats):
         for index, batch in enumerate(batches):
             for mode in MODES if (index + repeat) % 2 == 0 else reversed(MODES):
+                announce(batch, mode)
                 start = time.perf_counter()
                 outputs = submit(llm, batch, params, mode=mode)
                 elapsed = time.perf_counter() - start

@@ -14,10 +14,19 @@ from paceline.bench.report import summarize
 from paceline.bench.runner import MODES, measure
 from paceline.bench.workload import read_prompts, select
 from paceline.cli import options
-from paceline.cli.output import note, print_json, progress_bar, times
+from paceline.cli.output import Column, category_table, note, print_json, progress_bar
 from paceline.config import at_least
 from paceline.errors import ConfigError
 from paceline.types import SamplingParams
+
+COLUMNS: tuple[Column, ...] = (
+    ("plain\ntokens/s", "plain", "tokens_per_second"),
+    ("speculative\ntokens/s", "speculative", "tokens_per_second"),
+    ("speed-up", None, "speedup"),
+    ("decoding\nplain", "plain", "decode_tokens_per_second"),
+    ("spec.", "speculative", "decode_tokens_per_second"),
+    ("speed-up", None, "decode_speedup"),
+)
 
 
 def bench(
@@ -35,6 +44,7 @@ def bench(
     save: Annotated[str | None, typer.Option(help="Write the JSON to this file too.", metavar="FILE")] = None,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
     engine: options.Engine = "auto",
+    device: options.Device = "cpu",
     dtype: options.DType = "auto",
     kv_cache_memory: options.KVCacheMemory = None,
     threads: options.Threads = None,
@@ -52,6 +62,7 @@ def bench(
     chosen = select(read_prompts(prompts), categories=category or (), per_category=per_category, limit=limit)
     config = options.engine_config(
         engine=engine,
+        device=device,
         dtype=dtype,
         speculation=speculation,
         kv_cache_memory=kv_cache_memory,
@@ -83,6 +94,7 @@ def bench(
             "concurrency": concurrency,
             "repeats": repeats,
             "engine": engine,
+            "device": device,
             "dtype": dtype,
             "threads": threads,
             "speculation": asdict(config.speculation),
@@ -100,30 +112,9 @@ def bench(
 
 def _print(report: dict[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("category")
-    for heading in ("plain\ntokens/s", "speculative\ntokens/s", "speed-up", "decoding\nplain", "spec.", "speed-up"):
-        table.add_column(heading, justify="right")
-    plain, speculative = (report[mode] for mode in MODES)
-    rows = [
-        (name, plain["by_category"][name], speculative["by_category"][name], ratios)
-        for name, ratios in report["by_category"].items()
-    ]
-    for name, ours, theirs, ratios in [*rows, ("all", plain, speculative, report)]:
-        table.add_row(
-            name,
-            f"{ours['tokens_per_second']:.1f}",
-            f"{theirs['tokens_per_second']:.1f}",
-            times(ratios["speedup"]),
-            f"{ours['decode_tokens_per_second']:.1f}",
-            f"{theirs['decode_tokens_per_second']:.1f}",
-            times(ratios["decode_speedup"]),
-            style="bold" if name == "all" else "",
-        )
     console = Console()
-    console.print(table)
+    console.print(category_table(report, title="category", columns=COLUMNS))
     environment = report["environment"]
     console.print(
         f"acceptance length {report['acceptance_length']:.2f}, acceptance rate {report['acceptance_rate']:.0%}, "

@@ -29,6 +29,7 @@ def chat(
     seed: options.Seed = None,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
     engine: options.Engine = "auto",
+    device: options.Device = "cpu",
     dtype: options.DType = "auto",
     kv_cache_memory: options.KVCacheMemory = None,
     threads: options.Threads = None,
@@ -43,6 +44,7 @@ def chat(
     )
     config = options.engine_config(
         engine=engine,
+        device=device,
         dtype=dtype,
         speculation=speculation,
         kv_cache_memory=kv_cache_memory,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.bench.equality import Divergence, find_divergence
 from paceline.bench.report import summarize
 from paceline.bench.runner import Mode, Sample, measure
 from paceline.bench.workload import Prompt
 from paceline.cli import options
-from paceline.cli.output import ORIGIN_STYLES, coloured, times, token_pieces
+from paceline.cli.output import ORIGIN_STYLES, Column, category_table, coloured, token_pieces
 from paceline.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -40,6 +40,13 @@ PROMPTS = (  # prompt lookup has much to find in the first three and hardly anyt
     Prompt("invent", "invent", ("Write the beginning of a story about a lighthouse keeper.",)),
 )
 
+COLUMNS: tuple[Column, ...] = (
+    ("plain", "plain", "decode_tokens_per_second"),
+    ("speculative", "speculative", "decode_tokens_per_second"),
+    ("speed-up", None, "decode_speedup"),
+    ("whole request", None, "speedup"),
+)
+
 
 def demo() -> int:
     """See speculation work: nothing to choose, about a minute on two cores.
@@ -65,9 +72,20 @@ def demo() -> int:
         if len(pair) == 2:
             _show_answer(console, llm, pair)
 
-    with console.status("warming up"):
-        measurement = measure(llm, PROMPTS, params=params, observe=observe)
-    _show_table(console, summarize(measurement))
+    with console.status("warming up") as status:
+        measurement = measure(
+            llm,
+            PROMPTS,
+            params=params,
+            announce=lambda prompts, mode: status.update(f"{prompts[0].category}, {mode}"),
+            observe=observe,
+        )
+    report = summarize(measurement)
+    console.print()
+    console.print(category_table(report, title="decoding, tokens/s", columns=COLUMNS))
+    console.print(
+        f"acceptance length {report['acceptance_length']:.2f}, acceptance rate {report['acceptance_rate']:.0%}"
+    )
     divergences = [
         found
         for pair in runs.values()
@@ -96,34 +114,6 @@ def _show_answer(console: Console, llm: LLM, pair: dict[Mode, Sample]) -> None:
     console.print(
         f"[dim]{len(choice.token_ids)} tokens: plain {plain.seconds:.1f} s, speculative {speculative.seconds:.1f} s; "
         f"{speculative.output.metrics.acceptance_length:.2f} tokens a target pass[/]"
-    )
-
-
-def _show_table(console: Console, report: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("decoding, tokens/s")
-    for heading in ("plain", "speculative", "speed-up", "whole request"):
-        table.add_column(heading, justify="right")
-    plain, speculative = report["plain"], report["speculative"]
-    rows = [
-        (name, plain["by_category"][name], speculative["by_category"][name], ratios)
-        for name, ratios in report["by_category"].items()
-    ]
-    for name, ours, theirs, ratios in [*rows, ("all", plain, speculative, report)]:
-        table.add_row(
-            name,
-            f"{ours['decode_tokens_per_second']:.1f}",
-            f"{theirs['decode_tokens_per_second']:.1f}",
-            times(ratios["decode_speedup"]),
-            times(ratios["speedup"]),
-            style="bold" if name == "all" else "",
-        )
-    console.print()
-    console.print(table)
-    console.print(
-        f"acceptance length {report['acceptance_length']:.2f}, acceptance rate {report['acceptance_rate']:.0%}"
     )
 
 

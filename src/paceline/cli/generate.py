@@ -36,6 +36,7 @@ def generate(
     logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities, and the top N.")] = None,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
     engine: options.Engine = "auto",
+    device: options.Device = "cpu",
     dtype: options.DType = "auto",
     kv_cache_memory: options.KVCacheMemory = None,
     threads: options.Threads = None,
@@ -65,6 +66,7 @@ def generate(
     )
     config = options.engine_config(
         engine=engine,
+        device=device,
         dtype=dtype,
         speculation=speculation,
         kv_cache_memory=kv_cache_memory,

@@ -8,6 +8,7 @@ import typer
 
 from paceline.cli import options
 from paceline.cli.output import note, print_json
+from paceline.errors import ConfigError
 
 
 def models(
@@ -15,6 +16,9 @@ def models(
     as_json: options.AsJSON = False,
 ) -> int:
     """List the models that have a short name, and which of them are on this machine."""
+    if remove is not None and as_json:
+        raise ConfigError("--json shows the list and would be ignored by --remove: drop one of the two.")
+
     from paceline.models import catalog
 
     if remove is not None:

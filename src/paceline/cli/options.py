@@ -36,8 +36,16 @@ PerCategory = Annotated[int | None, typer.Option(help="Use the first N prompts o
 Category = Annotated[list[str] | None, typer.Option(help="Only prompts of this category; may be given repeatedly.")]
 Concurrency = Annotated[int, typer.Option(help="Requests that run at once.")]
 Engine = Annotated[str, typer.Option(help="What runs the passes: auto or torch.", rich_help_panel="Engine")]
+Device = Annotated[
+    str,
+    typer.Option(help="Where weights and K/V are: cpu, or another device that torch knows.", rich_help_panel="Engine"),
+]
 DType = Annotated[
-    str, typer.Option(help="Weights and K/V: auto, float32 or bfloat16; auto is float32.", rich_help_panel="Engine")
+    str,
+    typer.Option(
+        help="Weights and K/V: auto, float32 or bfloat16; auto is float32 on a CPU, else bfloat16.",
+        rich_help_panel="Engine",
+    ),
 ]
 KVCacheMemory = Annotated[
     str | None,
@@ -61,6 +69,7 @@ AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def engine_config(
     *,
     engine: str = "auto",
+    device: str = "cpu",
     dtype: str = "auto",
     speculation: str = "none",
     kv_cache_memory: str | None = None,
@@ -72,6 +81,7 @@ def engine_config(
     """The engine that the shared options ask for. Raises ConfigError for a value outside its rule."""
     return EngineConfig(
         engine=engine,  # type: ignore[arg-type]  # checked by EngineConfig
+        device=device,
         dtype=dtype,  # type: ignore[arg-type]
         max_model_len=max_model_len,
         num_threads=threads,

@@ -1,4 +1,4 @@
-"""What commands print: results as JSON, statistics in a line, tokens in the colours of their origin."""
+"""What commands print: results as JSON, in a line or a table, tokens in the colours of their origin."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from paceline.bench.runner import Mode
 from paceline.engine.detokenizer import Decoder, Detokenizer
 from paceline.types import Completion, RequestOutput, SpeculationMetrics, TokenLogprob
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 ORIGIN_STYLES = {"accepted": "green", "recovered": "red", "bonus": "blue"}  # tokens decoded plainly keep their colour
+
+Column = tuple[str, Mode | None, str]  # heading, mode (None: the ratio of the two), and name of a figure of a report
 
 
 def note(message: str) -> None:
@@ -80,6 +86,7 @@ def metrics_json(metrics: SpeculationMetrics) -> dict[str, Any]:
         "mean_acceptance_length": metrics.acceptance_length,
         "draft_acceptance_rate": metrics.acceptance_rate,
         "acceptance_histogram": [here - beyond for here, beyond in itertools.pairwise(reached)],
+        "num_steps": metrics.num_steps,
         "num_spec_steps": metrics.num_drafts,
         "num_accepted_draft_tokens": metrics.num_accepted_tokens,
         "num_draft_tokens": metrics.num_draft_tokens,
@@ -108,9 +115,25 @@ def output_json(output: RequestOutput) -> dict[str, Any]:
     }
 
 
-def times(ratio: float | None) -> str:
-    """A speed-up for a table; - where there is none."""
-    return "-" if ratio is None else f"{ratio:.2f}x"
+def category_table(report: dict[str, Any], *, title: str, columns: Sequence[Column]) -> Table:
+    """A bench report as a rich Table: one row a category, and one over all."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column(title)
+    for heading, _, _ in columns:
+        table.add_column(heading, justify="right")
+    for category in (*report["by_category"], None):
+        cells = []
+        for _, mode, figure in columns:
+            section = report if mode is None else report[mode]
+            value = (section if category is None else section["by_category"][category])[figure]
+            cells.append(_times(value) if mode is None else f"{value:.1f}")
+        if category is None:
+            table.add_row("all", *cells, style="bold")
+        else:
+            table.add_row(category, *cells)
+    return table
 
 
 def token_pieces(decoder: Decoder, token_ids: Sequence[int]) -> list[str]:
@@ -134,6 +157,10 @@ def coloured(pieces: Iterable[str], origins: Iterable[str]) -> Any:
     for piece, origin in zip(pieces, origins, strict=True):
         text.append(piece, style=ORIGIN_STYLES.get(origin, ""))
     return text
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"
 
 
 def _choice_json(choice: Completion) -> dict[str, Any]:

@@ -30,6 +30,7 @@ def verify(
     concurrency: options.Concurrency = 1,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
     engine: options.Engine = "auto",
+    device: options.Device = "cpu",
     dtype: options.DType = "auto",
     kv_cache_memory: options.KVCacheMemory = None,
     threads: options.Threads = None,
@@ -47,6 +48,7 @@ def verify(
     chosen = select(read_prompts(prompts), categories=category or (), per_category=per_category, limit=limit)
     config = options.engine_config(
         engine=engine,
+        device=device,
         dtype=dtype,
         speculation=speculation,
         kv_cache_memory=kv_cache_memory,
