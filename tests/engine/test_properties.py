@@ -6,300 +6,37 @@ writes for the request alone, and all blocks are free at the end. ToyModel notic
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline import verify
-from paceline.config import CacheConfig, SchedulerConfig
-from paceline.control.policy import FixedLength
+from engine_scenarios import (
+    ALONE,
+    CONTEXT,
+    STEM,
+    Arrival,
+    Scenario,
+    Setting,
+    V,
+    any_params,
+    any_setting,
+    arrivals,
+    engine_of,
+    greedy_params,
+    plain_alone,
+    play,
+    prompts,
+    toy,
+)
 from paceline.draft.draft_model import DraftModelDrafter
-from paceline.draft.ngram import NgramDrafter
-from paceline.engine.engine import Engine
 from paceline.sampling.processors import PenaltyState, allowed_mask, pack_adjustments
 from paceline.sampling.sampler import sample_rows
-from paceline.testing import ScriptedDrafter, ToyModel
-from paceline.types import Delta, Draft, ForwardBatch, RequestOutput, RequestView, RowSampling, SamplingParams
+from paceline.testing import ToyModel
+from paceline.types import ForwardBatch, RowSampling, SamplingParams
 from toy_engine import TOKENIZER
-
-V = TOKENIZER.vocab_size
-CONTEXT = 40  # tokens a sequence may hold
-MAX_STEPS = 4000  # far beyond what any scenario needs: a request that is still there was lost
-STEM = [0, 5, 2, 7, 7, 3, 5, 2, 7, 9, 4, 4, 8, 3, 5, 2]  # prompts begin with a part of it, so prefixes are shared
-
-
-@dataclass(frozen=True)
-class Arrival:
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    at_step: int
-    cancel_after: int | None  # steps; None = runs to its end
-    stream: bool
-
-
-@dataclass(frozen=True)
-class Setting:
-    block_size: int
-    num_blocks: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    prefix_caching: bool
-    num_draft_tokens: int
-    drafter: str
-    draft_blocks: int
-    seed: int  # of the scripted drafters
-
-
-prompts = st.builds(
-    lambda stem, tail: tuple(STEM[:stem] + tail),
-    st.integers(0, len(STEM)),
-    st.lists(st.integers(0, V - 1), min_size=1, max_size=6),
-)
-greedy_params = st.builds(
-    SamplingParams,
-    max_tokens=st.integers(1, 20),
-    seed=st.integers(0, 3),
-    n=st.sampled_from([1, 1, 1, 2, 4]),
-    ignore_eos=st.booleans(),
-    stop=st.sampled_from([(), (), ("a",), ("bc", "ha")]),
-    logprobs=st.sampled_from([None, None, 0, 2]),
-    speculation=st.sampled_from([True, True, True, False]),
-)
-
-
-@st.composite
-def any_params(draw: st.DrawFn) -> SamplingParams:
-    params = draw(greedy_params)
-    return replace(
-        params,
-        temperature=draw(st.sampled_from([0.0, 0.5, 1.0])),
-        top_k=draw(st.sampled_from([0, 0, 3])),
-        top_p=draw(st.sampled_from([1.0, 1.0, 0.8])),
-        min_p=draw(st.sampled_from([0.0, 0.0, 0.1])),
-        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3])),
-        presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.7])),
-        frequency_penalty=draw(st.sampled_from([0.0, 0.0, -0.5])),
-        logit_bias=draw(st.sampled_from([{}, {}, {1: -5.0, 3: 2.0}])),
-        banned_token_ids=draw(st.sampled_from([(), (), (7,)])),
-        allowed_token_ids=draw(st.sampled_from([None, None, tuple(range(8))])),
-        min_tokens=draw(st.integers(0, params.max_tokens)),
-        stop_token_ids=draw(st.sampled_from([(), (), (4,)])),
-        prompt_logprobs=draw(st.sampled_from([None, None, 1])),
-    )
-
-
-def arrivals(params: st.SearchStrategy[SamplingParams]) -> st.SearchStrategy[list[Arrival]]:
-    one = st.builds(
-        Arrival,
-        prompt=prompts,
-        params=params,
-        at_step=st.integers(0, 10),
-        cancel_after=st.sampled_from([None, None, None, None, None, None, 0, 1, 4, 12]),
-        stream=st.booleans(),
-    )
-    return st.lists(one, min_size=1, max_size=5)
-
-
-@st.composite
-def any_setting(draw: st.DrawFn, drafters: tuple[str, ...]) -> Setting:
-    block_size = draw(st.sampled_from([1, 2, 4, 8]))
-    least = -(-CONTEXT // block_size)
-    return Setting(
-        block_size=block_size,
-        num_blocks=least + draw(st.sampled_from([0, 1, 3, 4 * least])),
-        max_num_seqs=draw(st.integers(1, 6)),
-        max_num_batched_tokens=draw(st.sampled_from([1, 2, 5, 16, 64])),
-        prefix_caching=draw(st.booleans()),
-        num_draft_tokens=draw(st.integers(1, 6)),
-        drafter=draw(st.sampled_from(drafters)),
-        draft_blocks=draw(st.sampled_from([2, least // 2 + 1, least, 5 * least])),
-        seed=draw(st.integers(0, 1000)),
-    )
-
-
-def toy(**options: Any) -> ToyModel:
-    return ToyModel(**{"vocab_size": V, "seed": 3, "order": 3, "max_model_len": CONTEXT, **options})
-
-
-def engine_of(runner: ToyModel, *, rule: str = "coupled", drafter: Any = None, setting: Setting) -> Engine:
-    return Engine(
-        runner,
-        tokenizer=TOKENIZER,
-        verifier=verify.create(rule, epsilon=0.3, alpha=0.09),
-        drafter=drafter,
-        controller=FixedLength(setting.num_draft_tokens),
-        max_draft_tokens=setting.num_draft_tokens,
-        scheduler=SchedulerConfig(
-            max_num_seqs=setting.max_num_seqs, max_num_batched_tokens=setting.max_num_batched_tokens
-        ),
-        cache=CacheConfig(block_size=setting.block_size, prefix_caching=setting.prefix_caching),
-    )
-
-
-ALONE = Setting(4, 100, 8, 64, False, 1, "none", 0, 0)
-_plain_outputs: dict[str, RequestOutput] = {}  # the reference is a pure function: computed once
-
-
-def plain_alone(arrival: Arrival) -> RequestOutput:
-    key = repr((arrival.prompt, arrival.params))
-    if key not in _plain_outputs:
-        engine = engine_of(toy(num_blocks=ALONE.num_blocks, block_size=ALONE.block_size), setting=ALONE)
-        engine.add_request(list(arrival.prompt), arrival.params)
-        while engine.has_unfinished:
-            for delta in engine.step():
-                if delta.output is not None:
-                    _plain_outputs[key] = delta.output
-    return _plain_outputs[key]
-
-
-def script(
-    kind: str, answers: dict[str, list[int]], setting: Setting
-) -> Callable[[RequestView], Draft | list[int] | None]:
-    """Proposals that are right, wrong, trees, or a mixture, the same for the same request at the same length."""
-
-    def propose(view: RequestView) -> Draft | list[int] | None:
-        rng = random.Random(f"{setting.seed} {view.request_id} {len(view.token_ids)}")
-        coming = answers[view.request_id][len(view.token_ids) :] + rng.choices(range(V), k=setting.num_draft_tokens)
-        chosen = rng.choice(["right", "wrong", "tree", "none"]) if kind == "mixed" else kind
-        if chosen == "none":
-            return None
-        if chosen == "right":
-            return coming
-        if chosen == "wrong":
-            return [t if rng.random() < 0.7 else rng.randrange(V) for t in coming]
-        depths, parents, tokens = [], [], []
-        for node in range(setting.num_draft_tokens):
-            parent = rng.randrange(-1, node)
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-            parents.append(parent)
-            tokens.append(coming[depths[-1]] if rng.random() < 0.6 else rng.randrange(V))
-        return Draft(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), source="tree")
-
-    return propose
-
-
-def drafter_of(setting: Setting, answers: dict[str, list[int]], *, needs_law: bool) -> Any:
-    if setting.drafter == "none":
-        return None
-    if setting.drafter == "ngram":
-        return NgramDrafter(max_ngram=3, min_ngram=1)
-    if setting.drafter == "draft_model":
-        model = toy(drift=0.7, num_blocks=setting.draft_blocks, block_size=setting.block_size, max_model_len=30)
-        return DraftModelDrafter(
-            model,
-            rule_needs_law=needs_law,
-            prefix_caching=setting.prefix_caching,
-            max_num_batched_tokens=setting.max_num_batched_tokens,
-            eos_ids=TOKENIZER.eos_ids,
-        )
-    return ScriptedDrafter(script(setting.drafter, answers, setting))
-
-
-class Scenario:
-    """Runs arrivals through one engine; `outputs` and `deltas` hold what became of each."""
-
-    def __init__(self, setting: Setting, plan: list[Arrival], *, rule: str) -> None:
-        self.plan = plan
-        self.answers: dict[str, list[int]] = {}
-        self.drafter = drafter_of(setting, self.answers, needs_law=rule in ("rejection", "block"))
-        runner = toy(num_blocks=setting.num_blocks, block_size=setting.block_size)
-        self.engine = engine_of(runner, rule=rule, drafter=self.drafter, setting=setting)
-        self.ids: dict[int, str] = {}
-        self.started: dict[int, int] = {}
-        self.outputs: dict[str, RequestOutput] = {}
-        self.deltas: dict[str, list[Delta]] = {}
-
-    def run(self) -> None:
-        for step in range(MAX_STEPS):
-            self.arrive(step)
-            self.cancel(step)
-            if self.engine.has_unfinished:
-                for delta in self.engine.step():
-                    self.take(delta)
-                self.check()
-            elif len(self.ids) == len(self.plan):
-                return
-        pytest.fail(f"requests were lost: {sorted(set(self.ids.values()) - set(self.outputs))}")
-
-    def arrive(self, step: int) -> None:
-        for index, arrival in enumerate(self.plan):
-            if index not in self.ids and arrival.at_step <= step:
-                request_id = self.engine.add_request(list(arrival.prompt), arrival.params, stream=arrival.stream)
-                self.ids[index], self.started[index] = request_id, step
-                for choice in plain_alone(arrival).outputs:
-                    self.answers[f"{request_id}/{choice.index}"] = [*arrival.prompt, *choice.token_ids]
-
-    def cancel(self, step: int) -> None:
-        for index, request_id in self.ids.items():
-            after = self.plan[index].cancel_after
-            if after is not None and step == self.started[index] + after and request_id not in self.outputs:
-                deltas = self.engine.abort(request_id)
-                assert deltas[-1].output is not None
-                for delta in deltas:
-                    self.take(delta)
-                self.check()
-
-    def take(self, delta: Delta) -> None:
-        assert delta.request_id not in self.outputs, "a delta after the last one"
-        self.deltas.setdefault(delta.request_id, []).append(delta)
-        if delta.output is not None:
-            self.outputs[delta.request_id] = delta.output
-
-    def check(self) -> None:
-        self.engine.check_integrity()
-        if isinstance(self.drafter, DraftModelDrafter):
-            self.drafter.cache.check_integrity()
-
-    def check_end(self) -> None:
-        engine = self.engine
-        assert not engine.scheduler.running
-        assert not engine.scheduler.waiting
-        assert engine.cache.num_free_blocks == engine.cache.num_blocks
-        if isinstance(self.drafter, DraftModelDrafter):
-            assert self.drafter.cache.num_free_blocks == self.drafter.cache.num_blocks
-        for index, arrival in enumerate(self.plan):
-            output = self.outputs[self.ids[index]]
-            assert [choice.index for choice in output.outputs] == list(range(arrival.params.n))
-            assert all(choice.finish_reason is not None for choice in output.outputs)
-            assert all(len(choice.origins) == len(choice.token_ids) for choice in output.outputs)
-            if arrival.stream:
-                self.check_stream(output)
-
-    def check_stream(self, output: RequestOutput) -> None:
-        deltas = self.deltas[output.request_id]
-        for choice in output.outputs:
-            own = [delta for delta in deltas if delta.index == choice.index]
-            assert tuple(t for delta in own for t in delta.token_ids) == choice.token_ids
-            shown = "".join(delta.text for delta in own)
-            assert shown == choice.text
-
-    def check_equal_to_plain(self) -> None:
-        for index, arrival in enumerate(self.plan):
-            output, plain = self.outputs[self.ids[index]], plain_alone(arrival)
-            assert output.prompt_token_ids == arrival.prompt
-            for choice, alone in zip(output.outputs, plain.outputs, strict=True):
-                if choice.finish_reason == "abort":
-                    assert arrival.cancel_after is not None
-                    assert choice.token_ids == alone.token_ids[: len(choice.token_ids)]
-                else:
-                    assert replace(choice, origins=()) == replace(alone, origins=())
-            if output.outputs[0].finish_reason != "abort":
-                assert output.prompt_logprobs == plain.prompt_logprobs
-
-
-def play(setting: Setting, plan: list[Arrival], *, rule: str = "coupled", equal: bool = True) -> None:
-    scenario = Scenario(setting, plan, rule=rule)
-    scenario.run()
-    scenario.check_end()
-    if equal:
-        scenario.check_equal_to_plain()
-
 
 in_small_doses = settings(
     derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
