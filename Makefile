@@ -34,6 +34,7 @@ lint: setup
 bench: setup
 	$(BIN)/python benchmarks/compare.py
 	$(BIN)/python benchmarks/readme_table.py
+	$(BIN)/python benchmarks/overhead.py --save
 
 docs: setup
 	$(BIN)/python docs/cli.py

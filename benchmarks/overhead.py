@@ -1,8 +1,9 @@
 """Python's share of an engine step: what is left once the runner's passes and the drafter's guesses are taken out.
 
-usage: overhead.py [--steps N]. Prints one JSON line. A toy model stands for the runner; its passes are timed and
-subtracted, so that scheduling, packing, verification, commit and detokenisation are what is counted. The prompts
-repeat themselves, so that prompt lookup drafts in most steps.
+usage: overhead.py [--steps N] [--save]. Prints one JSON line, and saves it to results/overhead.json where asked to.
+A toy model stands for the runner; its passes are timed and subtracted, so that scheduling, packing, verification,
+commit and detokenisation are what is counted. The prompts repeat themselves, so that prompt lookup drafts in most
+steps.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from paceline import verify
@@ -23,6 +25,7 @@ from paceline.engine.engine import Engine
 from paceline.testing import CharTokenizer, ToyModel
 from paceline.types import SamplingParams
 
+RESULTS = Path(__file__).parent / "results"
 DRAFT_TOKENS = 5
 PROMPT = "the same words, again and again: " * 4
 LIMIT_MS = {1: 0.2 + 0.03, 16: 0.2 + 0.03 * 16}  # 0.2 ms a step and 0.03 ms a request
@@ -94,9 +97,14 @@ def _num_output(engine: Engine) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
-    steps = parser.parse_args().steps
-    cases = [measure(n, steps=steps, temperature=t) for n in LIMIT_MS for t in (0.0, 0.8)]
-    print(json.dumps({"steps": steps, "cases": cases, "environment": describe_environment()}))
+    parser.add_argument("--save", action="store_true", help="write results/overhead.json too")
+    arguments = parser.parse_args()
+    cases = [measure(n, steps=arguments.steps, temperature=t) for n in LIMIT_MS for t in (0.0, 0.8)]
+    report = {"steps": arguments.steps, "cases": cases, "environment": describe_environment()}
+    if arguments.save:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "overhead.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":
