@@ -38,6 +38,7 @@ METHODS = {  # of LLM: parameters that may be given by position, and by keyword 
     "generate": (["prompts", "params"], ["progress"]),
     "chat": (["messages", "params"], ["progress"]),
     "stream": (["prompt", "params"], []),
+    "metrics": ([], []),
 }
 
 
