@@ -23,7 +23,7 @@ def plain_output(params: SamplingParams) -> RequestOutput:
         SamplingParams(max_tokens=40, stop=("{a}",)),
         SamplingParams(max_tokens=40, stop=("{ab}", "zzz")),
         SamplingParams(max_tokens=40, min_tokens=12, stop=("{a}",)),
-        SamplingParams(max_tokens=40, stop_token_ids=(-1,)),
+        SamplingParams(max_tokens=40, stop_token_ids=(0,)),
         SamplingParams(max_tokens=40, temperature=0.9, seed=11),
         SamplingParams(max_tokens=40, temperature=0.9, seed=11, ignore_eos=True),
         SamplingParams(max_tokens=200, temperature=0.9, seed=12, ignore_eos=True),
