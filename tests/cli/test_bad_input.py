@@ -176,7 +176,13 @@ def test_no_disk_space(fake_download, monkeypatch):
 def test_ctrl_c_in_the_middle(tiny_llama):
     command = [sys.executable, "-m", "paceline", "generate", str(tiny_llama), "--prompt", "hello", "--ignore-eos"]
     long_run = ["--max-tokens", "400", "--kv-cache-memory", "4M", "--n", "100", "--temperature", "1", "--threads", "1"]
-    with subprocess.Popen([*command, *long_run], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*command, *long_run],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored, and inherited
+    ) as process:
         assert process.stderr is not None
         assert "KV cache" in process.stderr.readline()  # loaded: what follows is generation
         process.send_signal(signal.SIGINT)

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from paceline.engine.interrupt import deferred_interrupt
+
+
+@pytest.fixture(autouse=True)
+def pythons_own_handler() -> Iterator[None]:
+    """In a background job SIGINT is ignored, and so it is for Python."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
 
 
 def test_an_interrupt_is_raised_after_the_block() -> None:
