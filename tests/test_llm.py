@@ -125,6 +125,34 @@ def test_inputs_that_cannot_run_leave_nothing_behind(llm: LLM) -> None:
     assert not llm.engine.has_unfinished
 
 
+@pytest.mark.parametrize("prompt", [None, 1.5, [None], [1.5], ["a", 1], [1, "a"], [1, 1.7], b"ab", {"a": 1}, [[["a"]]]])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompt: object) -> None:
+    with pytest.raises(PromptError, match="a prompt is text or"):
+        llm.generate(prompt)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("messages", ["x", None, [1], ["a"], [{"role": "user", "content": "x"}, "y"], {"role": "user"}])
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: object) -> None:
+    with pytest.raises(PromptError, match="a conversation is a list of"):
+        llm.chat(messages)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("params", ["x", 1, [1], [None], {}])
+def test_what_is_no_params_is_refused(llm: LLM, params: object) -> None:
+    with pytest.raises(ConfigError, match="params must be SamplingParams"):
+        llm.generate("ab", params)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="params must be SamplingParams"):
+        llm.stream("ab", params)  # type: ignore[arg-type]
+    assert not llm.engine.has_unfinished
+
+
+def test_a_model_may_be_a_path_but_not_anything(tiny_llama: Path) -> None:
+    small = EngineConfig(dtype="float32", num_threads=1, cache=CacheConfig(kv_cache_memory=4 << 20))
+    assert LLM(tiny_llama, config=small).generate("ab", SamplingParams(max_tokens=1))[0].finished
+    with pytest.raises(ConfigError, match="model must be"):
+        LLM(3)  # type: ignore[arg-type]
+
+
 def test_a_draft_model_of_another_vocabulary_is_refused(smollm2, tiny_llama: Path) -> None:
     with pytest.raises(DraftMismatchError, match="vocabulary"):
         LLM(smollm2, config=config(), speculation={"method": "draft_model", "model": str(tiny_llama)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
 
 import numpy as np
@@ -26,6 +27,9 @@ from paceline.types import Delta, RequestOutput, SamplingParams
 if TYPE_CHECKING:
     from paceline.models.loader import LoadedModel
 
+_NO_PROMPT = "a prompt is text or a list of token ids, and several are a list of these; got {}."
+_NO_CHAT = 'a conversation is a list of {{"role": ..., "content": ...}}, and several are a list of these; got {}.'
+
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
 
@@ -43,7 +47,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | LoadedModel,
+        model: str | PathLike[str] | LoadedModel,
         *,
         config: EngineConfig | None = None,
         speculation: str | Mapping[str, Any] | SpeculationConfig | None = None,
@@ -97,6 +101,8 @@ class LLM:
 
         Raises PromptError or ConfigError before anything is computed if one of them cannot be run.
         """
+        if not isinstance(prompts, (str, list, tuple, np.ndarray)):
+            raise PromptError(_NO_PROMPT.format(type(prompts).__name__))
         single = isinstance(prompts, str) or _is_ids(prompts)
         batch = cast("list[Prompt]", [prompts] if single else list(prompts))
         return self._run([self._encode(prompt) for prompt in batch], params, progress=progress)
@@ -109,6 +115,8 @@ class LLM:
         progress: bool = False,
     ) -> list[RequestOutput]:
         """Answers one conversation or several: lists of {"role": ..., "content": ...}, through the chat template."""
+        if not isinstance(messages, (list, tuple)):
+            raise PromptError(_NO_CHAT.format(type(messages).__name__))
         conversations = cast("list[Sequence[Message]]", [messages] if _is_messages(messages) else list(messages))
         return self._run([self._encode_chat(c) for c in conversations], params, progress=progress)
 
@@ -118,8 +126,9 @@ class LLM:
         A list of messages is a chat. The last delta carries the whole output. Closing the iterator cancels the request.
         """
         encoded = self._encode_chat(prompt) if _is_messages(prompt) else self._encode(cast("Prompt", prompt))
-        self.engine.check_request(encoded[0], params or SamplingParams())
-        return self._stream(*encoded, params or SamplingParams())
+        params = SamplingParams() if params is None else params
+        self.engine.check_request(encoded[0], params)
+        return self._stream(*encoded, params)
 
     def race_margin(
         self,
@@ -203,21 +212,25 @@ class LLM:
     def _encode(self, prompt: Prompt) -> tuple[list[int], str | None]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt), prompt
-        if len(prompt) and not _is_ids(prompt):
-            raise PromptError(f"a prompt is text, token ids or a list of messages; got {prompt!r:.60}.")
-        return [int(token_id) for token_id in prompt], None
+        if isinstance(prompt, (list, tuple, np.ndarray)) and (len(prompt) == 0 or _is_ids(prompt)):
+            return [int(token_id) for token_id in prompt], None
+        raise PromptError(_NO_PROMPT.format(f"{prompt!r:.60}"))
 
     def _encode_chat(self, messages: Sequence[Message]) -> tuple[list[int], str | None]:
+        if not _is_messages(messages):
+            raise PromptError(_NO_CHAT.format(f"{messages!r:.60}"))
         text = self.tokenizer.render_chat([dict(m) for m in messages])
         return self.tokenizer.encode(text, add_special_tokens=False), text
 
 
-def _load(model: str | LoadedModel, *, progress: bool) -> LoadedModel:
-    if not isinstance(model, str):
-        return model
-    from paceline.models.loader import load
+def _load(model: str | PathLike[str] | LoadedModel, *, progress: bool) -> LoadedModel:
+    from paceline.models.loader import LoadedModel, load
 
-    return load(model, progress=progress)
+    if isinstance(model, LoadedModel):
+        return model
+    if isinstance(model, (str, PathLike)):
+        return load(str(model), progress=progress)
+    raise ConfigError(f"model must be a name, a path or a LoadedModel; got {type(model).__name__}: try 'smollm2-135m'.")
 
 
 def _runner(model: LoadedModel, config: EngineConfig, cache: CacheConfig, *, max_model_len: int | None) -> Runner:
@@ -293,17 +306,19 @@ def _dtype(config: EngineConfig) -> Literal["float32", "bfloat16"]:
 
 def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+        return [SamplingParams() if params is None else params] * count
+    if not isinstance(params, (list, tuple)):
+        raise ConfigError(f"params must be SamplingParams, or a list of them; got {type(params).__name__}.")
     if len(params) != count:
         raise ConfigError(f"{count} prompts came with {len(params)} SamplingParams: give one for all, or one each.")
     return list(params)
 
 
-def _is_ids(prompts: object) -> TypeGuard[Sequence[int]]:
-    return (
-        isinstance(prompts, (Sequence, np.ndarray)) and len(prompts) > 0 and isinstance(prompts[0], (int, np.integer))
-    )
+def _is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
+    if not isinstance(prompt, (list, tuple, np.ndarray)) or np.ndim(prompt) != 1 or len(prompt) == 0:
+        return False
+    return all(isinstance(token_id, (int, np.integer)) and not isinstance(token_id, bool) for token_id in prompt)
 
 
 def _is_messages(prompt: object) -> TypeGuard[Sequence[Message]]:
-    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    return isinstance(prompt, (list, tuple)) and len(prompt) > 0 and all(isinstance(m, Mapping) for m in prompt)

@@ -52,7 +52,11 @@ class SamplingParams:
             if value is not None or name != "allowed_token_ids":
                 object.__setattr__(self, name, _as_tuple(value))
         _require(
-            _finite(self.temperature) and self.temperature >= 0, self, "temperature", "a number >= 0", "0 is greedy"
+            _finite(self.temperature) and (self.temperature == 0 or 1e-6 <= self.temperature <= 100),
+            self,
+            "temperature",
+            "0 or in [1e-6, 100]",
+            "0 is greedy",
         )
         _require(
             _whole(self.top_k) and 0 <= self.top_k < 2**31, self, "top_k", "an integer in 0..2^31-1", "0 keeps all"
@@ -60,8 +64,8 @@ class SamplingParams:
         _require(_finite(self.top_p) and 0 < self.top_p <= 1, self, "top_p", "in (0, 1]", "1 keeps all tokens")
         _require(_finite(self.min_p) and 0 <= self.min_p <= 1, self, "min_p", "in [0, 1]", "0 switches it off")
         _require(
-            _finite(self.repetition_penalty) and self.repetition_penalty > 0,
-            self, "repetition_penalty", "a number > 0", "1 switches it off",
+            _finite(self.repetition_penalty) and 0.01 <= self.repetition_penalty <= 100,
+            self, "repetition_penalty", "in [0.01, 100]", "1 switches it off",
         )  # fmt: skip
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)

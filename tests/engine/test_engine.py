@@ -7,7 +7,8 @@ import pytest
 
 from paceline.engine.counters import counters
 from paceline.errors import ConfigError, DraftMismatchError, PromptError
-from paceline.types import Draft, SamplingParams
+from paceline.interfaces import Drafter
+from paceline.types import Draft, DraftLaw, SamplingParams
 from toy_engine import PROMPT, TOKENIZER, make_engine, oracle, run
 
 V = TOKENIZER.vocab_size
@@ -51,15 +52,40 @@ def test_a_drafter_needs_a_length() -> None:
         make_engine(lambda view: [1], num_draft_tokens=0)
 
 
+def draft(token_ids, parents, law=None) -> Draft:
+    return Draft(np.asarray(token_ids), np.asarray(parents), law=law)
+
+
+def law(*rows) -> DraftLaw:
+    return DraftLaw(np.array([np.eye(V)[token] for token in rows]))
+
+
 @pytest.mark.parametrize(
     ("draft", "rule", "message"),
     [
         (Draft.chain([V], source="bad"), "coupled", "outside the target's"),
-        (Draft(np.array([2, 3], np.int32), np.array([-1, -1], np.int32)), "rejection", "takes chains"),
+        (draft([2, 3], [-1, -1]), "rejection", "takes chains"),
+        (draft([2.0, 3.0], [-1, 0]), "coupled", "integer array"),
+        (draft([[2, 3]], [[-1, 0]]), "coupled", "integer array"),
+        (Draft([2, 3], [-1, 0]), "coupled", "integer array"),  # type: ignore[arg-type]
+        (draft([2, 3], [-1]), "coupled", "2 nodes with 1 parents"),
+        (draft([2, 3], [1, -1]), "coupled", "before its parent"),
+        (draft([2, 3], [-1, -2]), "coupled", "before its parent"),
+        (draft([2, 3, 4, 5, 6, 7], [-1, 0, 1, 2, 3, 4]), "coupled", "where 4 were allowed"),
+        (draft([2, 3], [-1, 0], law(2)), "block", r"must be \[nodes"),
+        (draft([2, 3], [-1, 0], law(2, 4)), "block", "its own law excludes"),
+        ([2, 3], "coupled", "must be a Draft"),
     ],
+    ids=str,
 )
 def test_drafts_that_do_not_fit_are_an_error_and_nothing_leaks(draft: Draft, rule: str, message: str) -> None:
-    engine = make_engine(lambda view: draft, rule=rule)
+    class Drafting(Drafter):
+        name = "plug-in"
+
+        def propose(self, views, budgets):
+            return [draft] * len(views)
+
+    engine = make_engine(drafter=Drafting(), rule=rule)
     request_id = engine.add_request(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True))
     engine.step()
     with pytest.raises(DraftMismatchError, match=message):

@@ -11,6 +11,7 @@ from paceline.cache.manager import CacheManager
 from paceline.config import CacheConfig, SchedulerConfig, at_least
 from paceline.control.policy import FixedLength
 from paceline.engine import outcome
+from paceline.engine.draft_check import check_draft
 from paceline.engine.packing import Rows, pack
 from paceline.engine.request import Request, Sequence
 from paceline.engine.scheduler import ScheduledSequence, Scheduler
@@ -89,6 +90,10 @@ class Engine:
     def check_request(self, prompt_token_ids: list[int] | np.ndarray, params: SamplingParams) -> None:
         """Raises PromptError for a prompt that is empty, beyond the context or holds unknown token ids, and ConfigError
         for parameters that name tokens outside the vocabulary or leave no token to sample."""
+        if not isinstance(params, SamplingParams):
+            raise ConfigError(
+                f"params must be SamplingParams; got {type(params).__name__}: SamplingParams(max_tokens=64)."
+            )
         self._check_prompt(prompt_token_ids)
         self._check_params(params)
 
@@ -173,12 +178,19 @@ class Engine:
         if self.drafter is None or not indices:
             return drafts
         views = [plan[i].view for i in indices]
-        budgets = self.controller.plan(views, [plan[i].draft_limit for i in indices])
+        limits = [plan[i].draft_limit for i in indices]
+        planned = self.controller.plan(views, limits)
+        budgets = [min(limit, int(budget)) for limit, budget in zip(limits, planned, strict=True)]
         chosen = [k for k, budget in enumerate(budgets) if budget > 0]
+        drafter = self.drafter.name
         proposals = self.drafter.propose([views[k] for k in chosen], [budgets[k] for k in chosen])
+        if not isinstance(proposals, list) or len(proposals) != len(chosen):
+            raise DraftMismatchError(f"drafter {drafter!r} must return a list of {len(chosen)} drafts or Nones.")
+        vocab_size, chains_only = self.runner.vocab_size, self.verifier.chains_only
         for k, draft in zip(chosen, proposals, strict=True):
+            if draft is not None:
+                check_draft(draft, drafter=drafter, budget=budgets[k], vocab_size=vocab_size, chains_only=chains_only)
             if draft is not None and len(draft):
-                self._check_draft(draft, budgets[k])
                 drafts[indices[k]] = draft
             if draft is None or len(draft) < budgets[k]:
                 plan[indices[k]].sequence.lengths_fixed = False
@@ -288,20 +300,6 @@ class Engine:
         self._finished = sum((s.speculation.freeze() for s in request.sequences), self._finished)
         output = request.output(lossless=self.verifier.lossless, coupled=not self.verifier.needs_laws)
         return _delta(sequence, token_ids, output=output)
-
-    def _check_draft(self, draft: Draft, budget: int) -> None:
-        name = self.drafter.name if self.drafter is not None else ""
-        if len(draft) > budget:
-            raise DraftMismatchError(f"drafter {name!r} proposed {len(draft)} nodes where {budget} were allowed.")
-        token_ids = draft.token_ids.tolist()  # a handful: quicker in Python than in NumPy
-        if min(token_ids) < 0 or max(token_ids) >= self.runner.vocab_size:
-            raise DraftMismatchError(
-                f"drafter {name!r} proposed a token outside the target's {self.runner.vocab_size}."
-            )
-        if self.verifier.chains_only and not draft.is_chain:
-            raise DraftMismatchError(
-                f"drafter {name!r} proposed a tree; this verification rule takes chains: use coupled."
-            )
 
     def _check_prompt(self, prompt_token_ids: list[int] | np.ndarray) -> None:
         length, limit = len(prompt_token_ids), self.runner.max_model_len

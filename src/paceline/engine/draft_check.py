@@ -1,0 +1,47 @@
+"""What a plug-in drafter may hand to the engine; anything else is named before it can do harm."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.errors import DraftMismatchError
+from paceline.types import Draft, DraftLaw
+
+
+def check_draft(draft: Draft, *, drafter: str, budget: int, vocab_size: int, chains_only: bool) -> None:
+    """Raises DraftMismatchError, naming the drafter, unless the draft is a tree within budget and vocabulary."""
+    problem = _problem(draft, budget=budget, vocab_size=vocab_size, chains_only=chains_only)
+    if problem:
+        raise DraftMismatchError(f"drafter {drafter!r} {problem}")
+
+
+def _problem(draft: Draft, *, budget: int, vocab_size: int, chains_only: bool) -> str | None:
+    if not isinstance(draft, Draft):
+        return f"proposed a {type(draft).__name__}: it must be a Draft; Draft.chain makes one."
+    for name, values in (("token_ids", draft.token_ids), ("parents", draft.parents)):
+        if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
+            return f"proposed {name} that are not a one-dimensional integer array: use np.array(..., dtype=np.int32)."
+    token_ids, parents = draft.token_ids.tolist(), draft.parents.tolist()  # a handful: quicker in Python than in NumPy
+    if len(token_ids) > budget:
+        return f"proposed {len(token_ids)} nodes where {budget} were allowed: cut the draft to its budget."
+    if not token_ids:
+        return None
+    if len(parents) != len(token_ids):
+        return f"proposed {len(token_ids)} nodes with {len(parents)} parents: give one for each node."
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        return f"proposed a token outside the target's {vocab_size}: map or drop it."
+    if not all(-1 <= parent < node for node, parent in enumerate(parents)):
+        return "proposed a node before its parent: order parents first; -1 is the root."
+    if chains_only and not draft.is_chain:
+        return "proposed a tree; this verification rule takes chains: use coupled."
+    return None if draft.law is None else _problem_of_law(draft.law, draft.token_ids, vocab_size)
+
+
+def _problem_of_law(law: DraftLaw, token_ids: np.ndarray, vocab_size: int) -> str | None:
+    width = vocab_size if law.ids is None else len(law.ids)
+    if law.probs.ndim != 2 or len(law.probs) != len(token_ids) or law.probs.shape[1] > width:
+        return f"gave a law of shape {law.probs.shape} for {len(token_ids)} nodes: it must be [nodes, {width}]."
+    columns = token_ids[:, None] == (np.arange(law.probs.shape[1]) if law.ids is None else law.ids)
+    if not np.all(np.isfinite(law.probs)) or np.any(law.probs < 0) or not np.all((law.probs * columns).sum(axis=1) > 0):
+        return "drafted a token that its own law excludes: sample the nodes from the law that is handed over."
+    return None
