@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,21 @@ def render(results: dict[str, Any]) -> str:
     memory = round((environment["memory_bytes"] or 0) / 2**30)
     lines = [
         f"{results['model']}, greedy (temperature {settings['temperature']}), {settings['max_tokens']} new tokens, "
-        f"{settings['per_category']} prompts of each category, one request at a time, prefill included; "
+        f"{settings['per_category']} prompts of each category, one request at a time, prefill included; all systems run "
+        f"the same 4-bit file, dequantised to the precision that a row names; "
         f"{environment['cpu']}, {environment['cores']} cores, {memory} GiB, torch {environment['versions']['torch']}; "
         f"median of {settings['repeats']} interleaved runs. Baseline: {baseline}.",
         "",
-        f"| tokens/s | all | vs baseline | decoding only | {' | '.join(categories)} |",
-        "|---" * (4 + len(categories)) + "|",
+        f"| tokens/s | all | vs baseline | vs own plain | decoding only | {' | '.join(categories)} |",
+        "|---" * (5 + len(categories)) + "|",
     ]
     for name, section in systems.items():
         ratio = section["tokens_per_second"] / systems[baseline]["tokens_per_second"]
+        own_plain = systems[re.sub("ngram|prompt lookup", "plain", name)]
+        speculation = section["tokens_per_second"] / own_plain["tokens_per_second"]
         cells = [f"{section['by_category'][category]['tokens_per_second']:.0f}" for category in categories]
         lines.append(
-            f"| {name} | {section['tokens_per_second']:.1f} | {ratio:.2f}x | "
+            f"| {name} | {section['tokens_per_second']:.1f} | {ratio:.2f}x | {speculation:.2f}x | "
             f"{section['decode_tokens_per_second']:.1f} | {' | '.join(cells)} |"
         )
     return "\n".join(lines)

@@ -10,7 +10,7 @@
     │   ├── CorruptFileError        a weights or tokenizer file that is truncated or malformed
     │   └── UnsupportedModelError   an architecture, tensor type or option that Paceline does not implement
     ├── DraftMismatchError      a drafter that does not fit the target
-    ├── CacheError              a KV budget in which not even one request fits
+    ├── CacheError              a KV budget in which not even one request fits, or more memory than there is
     └── MissingDependencyError  an optional package that is not installed
 
 Each message is one line: the value, the rule, the remedy. The command line prints it and exits with code 2.
@@ -60,7 +60,7 @@ class DraftMismatchError(PacelineError):
 
 
 class CacheError(PacelineError):
-    """A KV budget in which not even one request fits."""
+    """A KV budget in which not even one request fits, or more memory than there is."""
 
 
 class MissingDependencyError(PacelineError):

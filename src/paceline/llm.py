@@ -87,7 +87,7 @@ class LLM:
         tokens, mebibytes = kv.num_blocks * kv.block_size, kv.num_blocks * kv.bytes_per_block / 2**20
         return (
             f"{self._model.name}, {self._model.precision}, computed in {_dtype(self.config)}; "
-            f"KV cache {tokens:,} tokens ({mebibytes:,.0f} MiB), context {self.runner.max_model_len:,}"
+            f"KV cache up to {tokens:,} tokens ({mebibytes:,.0f} MiB), context {self.runner.max_model_len:,}"
         )
 
     def generate(

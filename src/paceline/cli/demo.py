@@ -99,11 +99,13 @@ def demo() -> int:
 
 
 def _legend() -> str:
-    accepted, recovered, bonus = (f"[{ORIGIN_STYLES[name]}]{name}[/]" for name in ("accepted", "recovered", "bonus"))
-    return (
-        f"{accepted}: drafted, and the target agreed   {recovered}: the target's own token where the draft was wrong   "
-        f"{bonus}: the target's own after a draft that was right to its end   uncoloured: nothing was drafted"
-    )
+    meanings = {
+        "accepted": "drafted, and the target agreed",
+        "recovered": "the target's own token where the draft was wrong",
+        "bonus": "the target's own after a draft that was right to its end",
+    }
+    lines = [f"  [{ORIGIN_STYLES[name]}]{name}[/]: {meaning}" for name, meaning in meanings.items()]
+    return "\n".join([*lines, "  uncoloured: nothing was drafted"])
 
 
 def _show_answer(console: Console, llm: LLM, pair: dict[Mode, Sample]) -> None:
