@@ -245,13 +245,37 @@ def test_gguf_with_experts_or_uneven_heads_is_refused() -> None:
         ModelSpec.from_gguf(gguf("llama", attention__key_length=16, attention__value_length=8))
 
 
+def scaled(kind: str, **options: object) -> dict:
+    return {"rope_scaling": {"rope_type": kind, "factor": 2.0, **options}}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"hidden_size": None}, "no 'hidden_size'"),
-        ({"vocab_size": 0}, "vocab_size must be at least 1; got 0"),
+        ({"vocab_size": 0}, "vocab_size must be an integer of at least 1; got 0"),
         ({"num_key_value_heads": 3}, "num_heads must be a multiple of num_kv_heads; got 4 and 3"),
         ({"rope_parameters": {"partial_rotary_factor": 0.2}}, "even part of 16; got 3"),
+        ({"architectures": {"a": 1}}, "architectures must be a list of names; got {'a': 1}"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer of at least 1; got 0"),
+        ({"num_hidden_layers": True}, "num_hidden_layers must be an integer of at least 1; got True"),
+        ({"max_position_embeddings": 1.5}, "max_position_embeddings must be an integer of at least 1; got 1.5"),
+        ({"max_position_embeddings": math.nan}, "max_position_embeddings must be an integer of at least 1; got nan"),
+        ({"head_dim": 16.5}, "head_dim must be an integer of at least 1; got 16.5"),
+        ({"rms_norm_eps": ["x"]}, r"norm_eps must be a number above 0; got \['x'\]"),
+        ({"rms_norm_eps": 10**400}, "norm_eps must be a number above 0; got 1000"),
+        ({"rope_theta": math.inf}, "rope_theta must be a number above 1; got inf"),
+        (scaled("yarn", beta_fast=0), "rope beta_fast must be a number above 0; got 0"),
+        (scaled("yarn", beta_fast="x"), "rope beta_fast must be a number above 0; got 'x'"),
+        (
+            scaled("yarn", original_max_position_embeddings=1.5),
+            "original_max_position must be an integer of at least 2",
+        ),
+        (scaled("llama3", low_freq_factor=4.0), "rope high_freq_factor must be a number above 4; got 4.0"),
+        (scaled("longrope", long_factor=["x"]), "rope long_factor must be a number above 0; got 'x'"),
+        (scaled("longrope", attention_factor=0), "rope attention_factor must be a number above 0; got 0"),
+        ({"model_type": "mistral", "sliding_window": 1.5}, "sliding window must be an integer of at least 1; got 1.5"),
+        ({"model_type": "gemma2", "final_logit_softcapping": "x"}, "final_softcap must be a number above 0; got 'x'"),
     ],
 )
 def test_malformed_configs_are_refused(change: dict, message: str) -> None:
@@ -260,7 +284,16 @@ def test_malformed_configs_are_refused(change: dict, message: str) -> None:
         ModelSpec.from_hf_config(config)
 
 
+def test_a_null_where_a_number_belongs_is_refused() -> None:
+    for read, source in (
+        (ModelSpec.from_hf_config, {**LLAMA, "rms_norm_eps": None}),
+        (ModelSpec.from_gguf, gguf("llama", attention__layer_norm_rms_epsilon=None)),
+    ):
+        with pytest.raises(CorruptFileError, match="norm_eps must be a number above 0; got None"):
+            read(source)
+
+
 def test_gguf_without_a_required_key_is_refused() -> None:
     metadata = {key: value for key, value in GGUF.items() if key != "llama.block_count"}
-    with pytest.raises(CorruptFileError, match=r"llama\.block_count must be an integer; got None"):
+    with pytest.raises(CorruptFileError, match=r"llama\.block_count must be an integer of at least 1; got None"):
         ModelSpec.from_gguf(metadata)

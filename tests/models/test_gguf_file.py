@@ -54,6 +54,16 @@ def test_values_are_the_gguf_packages(type_name, tmp_path):
     np.testing.assert_array_equal(file.read("x", rows=slice(1, 3)), expected[1:])
 
 
+def test_vectors_in_blocks(tmp_path):
+    values = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+    raw = gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+    file = GGUFFile(_write(tmp_path / "a.gguf", tensors={"x": (raw, "Q8_0"), "y": (values, "F32")}))
+    assert file.shapes == {"x": (64,), "y": (64,)}
+    np.testing.assert_allclose(file.read("x"), values, atol=0.02)
+    np.testing.assert_array_equal(file.read("x", rows=slice(5, 40)), file.read("x")[5:40])
+    np.testing.assert_array_equal(file.read("y", rows=slice(5, 40)), values[5:40])
+
+
 def test_metadata_of_every_kind(tmp_path):
     values = {"s": "ä\n", "i": 7, "f": 0.1, "b": True, "strings": ["", "x", "é"], "ints": [1, -2], "floats": [0.5, 2.0]}
     metadata = GGUFFile(_write(tmp_path / "a.gguf", **values)).metadata

@@ -47,6 +47,8 @@ def test_made_by_hand(tiny_llama):
     [
         ("config.json", "{", CorruptFileError, "config.json is malformed"),
         ("config.json", "[]", CorruptFileError, "config.json is malformed"),
+        ("config.json", "[" * 100_000, CorruptFileError, "config.json is malformed"),
+        ("config.json", '{"architectures": {"a": 1}, "model_type": "llama"}', CorruptFileError, "architectures"),
         ("config.json", '{"model_type": "mamba"}', UnsupportedModelError, "architecture 'mamba' is not supported"),
         ("model.safetensors", None, UnsupportedModelError, "convert the model to safetensors"),
         ("model.safetensors", "", CorruptFileError, "not a readable safetensors file"),

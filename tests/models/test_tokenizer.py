@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from gguf_writing import byte_vocabulary
-from paceline.errors import ConfigError, CorruptFileError, UnsupportedModelError
+from paceline.errors import ConfigError, CorruptFileError, PromptError, UnsupportedModelError
 from paceline.models.gguf_tokenizer import PRE_TOKENIZERS
 from paceline.models.loader import load
 from paceline.models.tokenizer import Tokenizer
@@ -336,15 +336,37 @@ def test_named_templates_and_none(tiny_base, tmp_path):
     assert Tokenizer.from_folder(tmp_path).render_chat([{"role": "user", "content": "x"}]) == "D"
 
 
+def test_lone_surrogates(tiny_llama, tmp_path):
+    with pytest.raises(PromptError, match=r"not valid Unicode: character 1 is the lone surrogate '\\ud800'"):
+        Tokenizer.from_folder(tiny_llama).encode("a\ud800")
+    (tmp_path / "tokenizer.json").write_bytes((tiny_llama / "tokenizer.json").read_bytes())
+    for template in ("\ud800", "{{ '\\ud800' }}"):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        with pytest.raises(PromptError, match="not valid Unicode"):
+            Tokenizer.from_folder(tmp_path).encode_chat([{"role": "user", "content": "x"}])
+
+
 def test_folder_without_a_tokenizer(tmp_path):
     with pytest.raises(CorruptFileError, match=r"has no tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
-def test_malformed_files(name, tiny_llama, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", b'{"a": ', r"tokenizer\.json is malformed"),
+        ("tokenizer_config.json", b'{"a": ', r"tokenizer_config\.json is not valid JSON"),
+        ("tokenizer_config.json", b"[" * 100_000, r"tokenizer_config\.json is not valid JSON"),
+        ("tokenizer_config.json", b'{"eos_token": "nope", "add_eos_token": true}', "'nope' is not in the tokenizer's"),
+        ("tokenizer_config.json", b'{"eos_token": {"content": "\\ud800"}}', "not valid Unicode"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": [], "template": "x"}]}', "without a name"),
+        ("generation_config.json", b'{"a": ', r"generation_config\.json is not valid JSON"),
+        ("chat_template.jinja", b"\xff\xfe\0", r"chat_template\.jinja is not UTF-8 text"),
+    ],
+)
+def test_malformed_files(name, content, message, tiny_llama, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes((tiny_llama / "tokenizer.json").read_bytes())
-    (tmp_path / name).write_text('{"a": ')
-    with pytest.raises(CorruptFileError, match=name.replace(".", r"\.")) as caught:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CorruptFileError, match=message) as caught:
         Tokenizer.from_folder(tmp_path)
     assert "\n" not in str(caught.value)

@@ -111,6 +111,8 @@ def test_bfloat16_stays_near_float32(peer: Peer) -> None:
         ({"max_model_len": 129}, "max_model_len must be at most the model's context of 128; got 129"),
         ({"dtype": "float16"}, "dtype must be one of float32, bfloat16; got 'float16'"),
         ({"device": "abacus"}, "device 'abacus' cannot be used"),
+        ({"device": "privateuseone"}, "device 'privateuseone' cannot be used"),
+        ({"num_threads": 10**20}, f"num_threads must be at most 1024; got {10**20}"),
         ({"device": "meta", "num_threads": 2}, "num_threads is read on a CPU only; device 'meta' would ignore it"),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from paceline.errors import CorruptFileError, UnsupportedModelError
 from paceline.models.rope import RopeScaling, RopeSpec
+from paceline.models.spec_checks import real, whole
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -51,8 +52,15 @@ class ModelSpec:
             "head_dim",
         )
         for name in (*sizes, "context_length"):
-            if getattr(self, name) < 1:
-                raise CorruptFileError(f"the model's {name} must be at least 1; got {getattr(self, name)}.")
+            whole(name, getattr(self, name))
+        for name in ("norm_eps", "embedding_scale", "attention_scale"):
+            real(name, getattr(self, name))
+        for name in ("attention_softcap", "final_softcap"):
+            if getattr(self, name) is not None:
+                real(name, getattr(self, name))
+        for window in self.windows:
+            if window is not None:
+                whole("sliding window", window)
         if self.num_heads % self.num_kv_heads:
             raise CorruptFileError(
                 f"num_heads must be a multiple of num_kv_heads; got {self.num_heads} and {self.num_kv_heads}."
@@ -73,22 +81,24 @@ class ModelSpec:
         name = _supported(str(config.get("model_type")))
         _refuse_hf_options(config, name)
         family = FAMILIES[name]
-        try:
-            hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
-            vocab_size, intermediate = config["vocab_size"], config["intermediate_size"]
-            max_position = config["max_position_embeddings"]
-        except KeyError as error:
-            raise CorruptFileError(f"config.json has no {error}: download the model again.") from error
-        head_dim = config.get("head_dim", family.head_dim) or hidden // heads
+
+        def require(key: str) -> int:
+            if key not in config:
+                raise CorruptFileError(f"config.json has no {key!r}: download the model again.")
+            return whole(key, config[key])
+
+        hidden, heads, layers = require("hidden_size"), require("num_attention_heads"), require("num_hidden_layers")
+        max_position = require("max_position_embeddings")
+        head_dim = whole("head_dim", config.get("head_dim", family.head_dim) or hidden // heads)
         kinds = _hf_layer_kinds(config, name, layers)
         ropes = {kind: _hf_rope(config, family, kind, head_dim) for kind in set(kinds)}
         has_rope = _hf_has_rope(config, name, layers)
         bias = bool(config.get("attention_bias", False))
         return cls(
             architecture=name,
-            vocab_size=vocab_size,
+            vocab_size=require("vocab_size"),
             hidden_size=hidden,
-            intermediate_size=intermediate,
+            intermediate_size=require("intermediate_size"),
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=config.get("num_key_value_heads") or heads,
@@ -124,10 +134,7 @@ class ModelSpec:
             return metadata.get(f"{name}.{key}", default)
 
         def require(key: str) -> int:
-            value = read(key)
-            if not isinstance(value, int):
-                raise CorruptFileError(f"the GGUF's {name}.{key} must be an integer; got {value!r}: convert it again.")
-            return value
+            return whole(f"{name}.{key}", read(key))
 
         if read("expert_count"):
             raise UnsupportedModelError(f"{name} with experts (MoE) is not supported; {_LISTED}.")
@@ -237,6 +244,8 @@ def _refuse_hf_options(config: Mapping[str, Any], name: str) -> None:
         if present:
             raise UnsupportedModelError(f"{name} with {option} is not supported; {_LISTED}, text only, unquantised.")
     classes = config.get("architectures") or []
+    if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
+        raise CorruptFileError(f"config.json's architectures must be a list of names; got {classes!r:.80}.")
     if classes and not any(c.endswith("ForCausalLM") for c in classes):
         raise UnsupportedModelError(f"{classes[0]} is not a causal language model (...ForCausalLM); {_LISTED}.")
 

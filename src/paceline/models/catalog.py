@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import CorruptFileError, UnknownModelError, UnsupportedModelError
+from paceline.errors import ConfigError, CorruptFileError, UnknownModelError, UnsupportedModelError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -99,9 +99,12 @@ class ModelListing:
 
 
 def cache_folder() -> Path:
-    """`$PACELINE_HOME`, or ~/.cache/paceline."""
-    home = os.environ.get("PACELINE_HOME")
-    return Path(home).expanduser() if home else Path.home() / ".cache" / "paceline"
+    """`$PACELINE_HOME`, or ~/.cache/paceline. Raises ConfigError where no such home folder is known."""
+    home = os.environ.get("PACELINE_HOME") or "~/.cache/paceline"
+    try:
+        return Path(home).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{home!r:.200} has no home folder ({error}): set PACELINE_HOME to a full path.") from error
 
 
 def model_path(entry: CatalogEntry) -> Path:
@@ -123,13 +126,16 @@ def list_models() -> list[ModelListing]:
 def remove(name: str) -> int:
     """Deletes what was fetched of a catalog model, unfinished parts included; returns the bytes freed.
 
-    Raises UnknownModelError for a name that is not in the catalog.
+    Raises UnknownModelError for a name that is not in the catalog, OSError for what cannot be deleted.
     """
     if name not in CATALOG:
         raise UnknownModelError(_unknown(name))
     folder = model_path(CATALOG[name]).parent
-    freed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    shutil.rmtree(folder, ignore_errors=True)
+    freed = sum(path.stat().st_size for path in (folder, *folder.rglob("*")) if path.is_file())
+    if folder.is_dir():
+        shutil.rmtree(folder)
+    else:
+        folder.unlink(missing_ok=True)
     return freed
 
 
@@ -141,10 +147,15 @@ def resolve(model: str, *, progress: bool = True) -> Path:
     """
     if model in CATALOG:
         return _resolve_entry(CATALOG[model], progress=progress)
-    path = Path(model).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (RuntimeError, OSError) as error:  # a user that does not exist; a name or folder that the system refuses
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UnknownModelError(f"{model!r:.200} cannot be looked up ({reason}): check the path.") from error
+    if is_folder:
         return _checked_folder(path, model)
-    if path.is_file():
+    if is_file:
         if path.suffix.lower() != ".gguf":
             raise UnsupportedModelError(f"{path} is not a .gguf file: give a GGUF file or a Hugging Face model folder.")
         return path

@@ -68,8 +68,11 @@ class GGUFFile:
 
         tensor = self.tensors[name]
         raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
-        raw = raw.reshape(tensor.shape[0], -1)[rows or slice(None)]
-        values = dequantize(raw, GGMLQuantizationType[tensor.type_name])
+        rows, kind = rows or slice(None), GGMLQuantizationType[tensor.type_name]
+        if len(tensor.shape) == 1:  # a block spans entries of the first axis
+            values = dequantize(raw, kind)[rows]
+        else:
+            values = dequantize(raw.reshape(tensor.shape[0], -1)[rows], kind)
         return np.ascontiguousarray(values, np.float32).reshape(-1, *tensor.shape[1:])
 
 

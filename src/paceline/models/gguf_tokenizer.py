@@ -88,10 +88,18 @@ def build_backend(metadata: Mapping[str, Any]) -> Backend:
 
 
 def add_ends(backend: Backend, *, bos: str | None, eos: str | None) -> None:
-    """Makes encoding with special tokens put `bos` before and `eos` after the text."""
+    """Makes encoding with special tokens put `bos` before and `eos` after the text.
+
+    Raises CorruptFileError for one that is not in the vocabulary.
+    """
     from tokenizers.processors import TemplateProcessing
 
     ends = {token: backend.token_to_id(token) for token in (bos, eos) if token is not None}
+    for token, token_id in ends.items():
+        if token_id is None:
+            raise CorruptFileError(
+                f"the start or end token {token!r:.80} is not in the tokenizer's vocabulary: download the model again."
+            )
     template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
     backend.post_processor = TemplateProcessing(single=template, special_tokens=list(ends.items()))
 

@@ -65,7 +65,7 @@ def _load_folder(name: str, path: Path) -> LoadedModel:
         config = json.loads(config_path.read_text("utf-8"))
         _check_layers(path, config.get("num_hidden_layers"), folder.shapes)
         spec = ModelSpec.from_hf_config(config)
-    except (TypeError, ValueError, ArithmeticError, IndexError, AttributeError) as error:
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         raise CorruptFileError(f"{config_path} is malformed ({error}): download the model again.") from error
     return LoadedModel(
         name=name,

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from paceline.errors import CorruptFileError
+from paceline.models.spec_checks import real, whole
 
 RopeScaling = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
@@ -37,6 +38,23 @@ class RopeSpec:
     truncate: bool = True  # yarn: whole dimensions as bounds of the ramp
     short_factor: tuple[float, ...] | None = None  # longrope [dim / 2]; None = in the weights (GGUF)
     long_factor: tuple[float, ...] | None = None  # longrope [dim / 2]; None = in the weights (GGUF)
+
+    def __post_init__(self) -> None:
+        real("rope_theta", self.theta, above=1.0)  # its logarithm divides
+        whole("rotated width of a head", self.dim, least=4 if self.scaling == "dynamic" else 2)
+        for name in ("factor", "low_freq_factor", "beta_fast", "beta_slow"):
+            real(f"rope {name}", getattr(self, name))
+        real("rope high_freq_factor", self.high_freq_factor, above=self.low_freq_factor)
+        stretched = self.scaling not in ("default", "linear")  # longrope divides by its logarithm
+        whole("rope original_max_position", self.original_max_position, least=2 if stretched else 0)
+        if self.attention_factor is not None:
+            real("rope attention_factor", self.attention_factor)
+        for name in ("mscale", "mscale_all_dim"):
+            if getattr(self, name):  # 0 is the same as none
+                real(f"rope {name}", getattr(self, name))
+        for name in ("short_factor", "long_factor"):
+            for value in getattr(self, name) or ():
+                real(f"rope {name}", value)
 
 
 def inverse_frequencies(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import ConfigError, CorruptFileError, MissingDependencyError
+from paceline.errors import ConfigError, CorruptFileError, MissingDependencyError, PromptError
 from paceline.models.chat_template import ChatTemplate
 from paceline.models.gguf_tokenizer import add_ends, build_backend
 
@@ -101,8 +101,15 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the model's own start token unless add_special_tokens is False.
 
-        Special tokens written out in the text become their ids.
+        Special tokens written out in the text become their ids. Raises PromptError for a lone surrogate.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise PromptError(
+                f"the prompt is not valid Unicode: character {error.start} is the lone surrogate "
+                f"{text[error.start]!r}; replace it."
+            ) from error
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -183,11 +190,15 @@ def _backend_from_folder(folder: Path) -> Backend:
 def _folder_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text("utf-8")
+        try:
+            return path.read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise CorruptFileError(f"{path} is not UTF-8 text ({error.reason}): download the model again.") from error
     template = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):  # named templates
-        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = by_name.get("default")
+        if not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in template):
+            raise CorruptFileError(f"{folder} has a chat_template without a name: download the model again.")
+        template = {entry["name"]: entry.get("template") for entry in template}.get("default")
     return template if isinstance(template, str) else None
 
 
@@ -197,7 +208,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptFileError(f"{path} is not valid JSON ({error}): download the model again.") from error
     if not isinstance(value, dict):
         raise CorruptFileError(f"{path} is not a JSON object: download the model again.")
@@ -207,7 +218,15 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _token_text(value: Any) -> str | None:
     if isinstance(value, dict):  # an AddedToken written out
         value = value.get("content")
-    return value if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise CorruptFileError(
+            f"tokenizer_config.json has the special token {value!r:.80}, not valid Unicode: download the model again."
+        ) from error
+    return value
 
 
 def _as_ids(value: Any) -> list[int]:

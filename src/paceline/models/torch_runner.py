@@ -23,6 +23,7 @@ from paceline.types import ForwardBatch, ForwardOutput, RowSampling
 
 Precision = Literal["float32", "bfloat16"]
 _BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2}
+_MAX_THREADS = 1024  # OpenMP ends the process where the system refuses it a thread
 
 
 def kv_bytes_per_block(spec: ModelSpec, *, block_size: int, dtype: Precision) -> int:
@@ -65,6 +66,8 @@ class TorchRunner:
                 f"max_model_len must be at most the model's context of {spec.context_length}; got {max_model_len}."
             )
         self._device = _device(device)
+        if num_threads is not None and num_threads > _MAX_THREADS:
+            raise ConfigError(f"num_threads must be at most {_MAX_THREADS}; got {num_threads}.")
         if self._device.type == "cpu":
             torch.set_num_threads(num_threads or usable_cores())
         elif num_threads is not None:
@@ -173,8 +176,8 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without the device
-        reason = str(error).splitlines()[0]
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch asserts where it was built without the device
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"device {name!r} cannot be used ({reason}): try cpu.") from error
     return device
 
