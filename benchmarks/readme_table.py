@@ -20,8 +20,8 @@ def render(results: dict[str, Any]) -> str:
     memory = round((environment["memory_bytes"] or 0) / 2**30)
     lines = [
         f"{results['model']}, greedy (temperature {settings['temperature']}), {settings['max_tokens']} new tokens, "
-        f"{settings['per_category']} prompts of each category, one request at a time, prefill included; all systems run "
-        f"the same 4-bit file, dequantised to the precision that a row names; "
+        f"{settings['per_category']} prompts of each category, one request at a time, prefill included; all systems "
+        f"run the same 4-bit file, dequantised to the precision that a row names; "
         f"{environment['cpu']}, {environment['cores']} cores, {memory} GiB, torch {environment['versions']['torch']}; "
         f"median of {settings['repeats']} interleaved runs. Baseline: {baseline}.",
         "",
