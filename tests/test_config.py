@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 
 from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig, usable_cores
@@ -25,28 +26,37 @@ def refusal(cls, options) -> str:
     ("cls", "options", "message"),
     [
         (CacheConfig, {"block_size": 24}, "block_size must be a power of two; got 24. Try 16 or 32."),
-        (CacheConfig, {"block_size": 0}, "block_size must be an integer >= 1; got 0."),
-        (CacheConfig, {"block_size": 16.0}, "block_size must be an integer >= 1; got 16.0."),
-        (CacheConfig, {"kv_cache_memory": 0}, "kv_cache_memory must be an integer >= 1; got 0."),
-        (CacheConfig, {"kv_cache_memory": "1G"}, "kv_cache_memory must be an integer >= 1; got '1G'."),
+        (CacheConfig, {"block_size": 0}, "block_size must be an integer >= 1; got 0: try 16."),
+        (CacheConfig, {"block_size": 16.0}, "block_size must be an integer >= 1; got 16.0: try 16."),
+        (CacheConfig, {"kv_cache_memory": 0}, "kv_cache_memory must be an integer >= 1; got 0: try 1073741824."),
+        (CacheConfig, {"kv_cache_memory": "1G"}, "kv_cache_memory must be an integer >= 1; got '1G': try 1073741824."),
         (CacheConfig, {"prefix_caching": "no"}, "prefix_caching must be True or False; got 'no'."),
-        (SchedulerConfig, {"max_num_seqs": 0}, "max_num_seqs must be an integer >= 1; got 0."),
-        (SchedulerConfig, {"max_num_seqs": True}, "max_num_seqs must be an integer >= 1; got True."),
-        (SchedulerConfig, {"max_num_batched_tokens": 0}, "max_num_batched_tokens must be an integer >= 1; got 0."),
-        (EngineConfig, {"engine": "steam"}, "engine must be one of auto, torch; got 'steam'."),
-        (EngineConfig, {"dtype": "int3"}, "dtype must be one of auto, float32, bfloat16; got 'int3'."),
+        (SchedulerConfig, {"max_num_seqs": 0}, "max_num_seqs must be an integer >= 1; got 0: try 1."),
+        (SchedulerConfig, {"max_num_seqs": True}, "max_num_seqs must be an integer >= 1; got True: try 1."),
+        (
+            SchedulerConfig, {"max_num_batched_tokens": 0},
+            "max_num_batched_tokens must be an integer >= 1; got 0: try 512.",
+        ),
+        (EngineConfig, {"engine": "steam"}, "engine must be one of auto, torch; got 'steam': try auto."),
+        (EngineConfig, {"dtype": "int3"}, "dtype must be one of auto, float32, bfloat16; got 'int3': try auto."),
         (EngineConfig, {"device": ""}, "device must be a torch device such as cpu or cuda:0; got ''."),
         (EngineConfig, {"device": None}, "device must be a torch device such as cpu or cuda:0; got None."),
-        (EngineConfig, {"max_model_len": 1}, "max_model_len must be an integer >= 2; got 1."),
-        (EngineConfig, {"num_threads": 0}, "num_threads must be an integer >= 1; got 0."),
+        (EngineConfig, {"max_model_len": 1}, "max_model_len must be an integer >= 2; got 1: try 2048."),
+        (EngineConfig, {"num_threads": 0}, "num_threads must be an integer >= 1; got 0: try 1."),
         (EngineConfig, {"cache": None}, "cache must be a CacheConfig; got None."),
         (EngineConfig, {"scheduler": 8}, "scheduler must be a SchedulerConfig; got 8."),
         (EngineConfig, {"speculation": "ngram"}, "speculation must be a SpeculationConfig; got 'ngram'."),
-        (SpeculationConfig, {"method": "telepathy"}, f"method must be one of {METHODS}; got 'telepathy'."),
-        (SpeculationConfig, {"verification": "trust"}, f"verification must be one of {RULES}; got 'trust'."),
-        (SpeculationConfig, {"num_speculative_tokens": 0}, "num_speculative_tokens must be an integer >= 1; got 0."),
-        (SpeculationConfig, {"min_ngram": 0}, "min_ngram must be an integer >= 1; got 0."),
-        (SpeculationConfig, {"max_ngram": "4"}, "max_ngram must be an integer >= 1; got '4'."),
+        (SpeculationConfig, {"method": "telepathy"}, f"method must be one of {METHODS}; got 'telepathy': try none."),
+        (
+            SpeculationConfig, {"verification": "trust"},
+            f"verification must be one of {RULES}; got 'trust': try coupled.",
+        ),
+        (
+            SpeculationConfig, {"num_speculative_tokens": 0},
+            "num_speculative_tokens must be an integer >= 1; got 0: try 1.",
+        ),
+        (SpeculationConfig, {"min_ngram": 0}, "min_ngram must be an integer >= 1; got 0: try 1."),
+        (SpeculationConfig, {"max_ngram": "4"}, "max_ngram must be an integer >= 1; got '4': try 1."),
         (
             SpeculationConfig, {"max_ngram": 1},
             "max_ngram must be at least min_ngram; got max_ngram 1 and min_ngram 2: set both.",
@@ -56,7 +66,7 @@ def refusal(cls, options) -> str:
         (SpeculationConfig, {"method": "draft_model"}, f'method "draft_model" needs "model": {A_MODEL}.'),
         (
             SpeculationConfig, {"method": "draft_model", "model": "m", "kv_cache_memory": "1G"},
-            "kv_cache_memory must be an integer >= 1; got '1G'.",
+            "kv_cache_memory must be an integer >= 1; got '1G': try 1073741824.",
         ),
         *(
             (
@@ -126,6 +136,8 @@ def test_parse():
     assert SpeculationConfig.parse(config) is config
     for wrong, message in (
         ('{"method"', "not valid JSON"),
+        ('{"a":' * 3000, "not valid JSON"),
+        ('{"max_ngram": ' + "9" * 5000 + "}", "not valid JSON"),
         (3, "must be a name or a JSON object; got 3"),
         (["ngram"], "must be a name or a JSON object"),
         ({"depth": 3, 4: 5}, "has no option 4; it has"),
@@ -133,6 +145,17 @@ def test_parse():
     ):
         with pytest.raises(ConfigError, match=message):
             SpeculationConfig.parse(wrong)
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"), [(EngineConfig, "engine"), (EngineConfig, "dtype"), (SpeculationConfig, "method")]
+)
+def test_arrays_are_no_choice(cls, name):
+    assert refusal(cls, {name: np.array([1, 2])}).startswith(f"{name} must be one of ")
+
+
+def test_a_near_miss_names_the_choice():
+    assert refusal(SpeculationConfig, {"method": "ngrams"}).endswith("got 'ngrams': try ngram.")
 
 
 def test_defaults_and_bounds():

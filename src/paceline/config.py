@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -29,14 +30,16 @@ _READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only som
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raises ConfigError, listing the choices, unless value is one of them."""
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
+    if not (isinstance(value, str) and value in choices):  # an array has no truth value
+        nearest = [*difflib.get_close_matches(str(value), choices, n=1), choices[0]][0]
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {value!r:.100}: try {nearest}.")
 
 
-def at_least(name: str, value: object, minimum: int) -> None:
-    """Raises ConfigError unless value is an integer >= minimum."""
+def at_least(name: str, value: object, minimum: int, *, example: int | None = None) -> None:
+    """Raises ConfigError unless value is an integer >= minimum; the message proposes the example, or the minimum."""
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise ConfigError(f"{name} must be an integer >= {minimum}; got {value!r}.")
+        remedy = f"try {minimum if example is None else example}"
+        raise ConfigError(f"{name} must be an integer >= {minimum}; got {value!r:.100}: {remedy}.")
 
 
 def usable_cores() -> int:
@@ -55,12 +58,12 @@ class CacheConfig:
     prefix_caching: bool = True  # reuse full blocks whose token prefix was computed before
 
     def __post_init__(self) -> None:
-        at_least("block_size", self.block_size, 1)
+        at_least("block_size", self.block_size, 1, example=16)
         if self.block_size & (self.block_size - 1):
             below = 1 << (self.block_size.bit_length() - 1)
             raise ConfigError(f"block_size must be a power of two; got {self.block_size}. Try {below} or {2 * below}.")
         if self.kv_cache_memory is not None:
-            at_least("kv_cache_memory", self.kv_cache_memory, 1)
+            at_least("kv_cache_memory", self.kv_cache_memory, 1, example=1 << 30)
         if not isinstance(self.prefix_caching, bool):
             raise ConfigError(f"prefix_caching must be True or False; got {self.prefix_caching!r}.")
 
@@ -74,7 +77,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         at_least("max_num_seqs", self.max_num_seqs, 1)
-        at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1, example=512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ class SpeculationConfig:
         if self.method == "draft_model" and self.model is None:
             raise ConfigError('method "draft_model" needs "model": a catalog name, folder, GGUF file or hub id.')
         if self.kv_cache_memory is not None:
-            at_least("kv_cache_memory", self.kv_cache_memory, 1)
+            at_least("kv_cache_memory", self.kv_cache_memory, 1, example=1 << 30)
         for name in ("typical_epsilon", "typical_alpha"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1:
@@ -142,7 +145,7 @@ class SpeculationConfig:
             if text.startswith("{"):
                 try:
                     value = json.loads(text)
-                except json.JSONDecodeError as error:
+                except (ValueError, RecursionError) as error:  # also thousands of digits or of brackets
                     raise ConfigError(
                         f'speculation is not valid JSON ({error}). Try \'{{"method": "ngram"}}\'.'
                     ) from error
@@ -180,7 +183,7 @@ class EngineConfig:
         if not (isinstance(self.device, str) and self.device):
             raise ConfigError(f"device must be a torch device such as cpu or cuda:0; got {self.device!r}.")
         if self.max_model_len is not None:
-            at_least("max_model_len", self.max_model_len, 2)
+            at_least("max_model_len", self.max_model_len, 2, example=2048)
         if self.num_threads is not None:
             at_least("num_threads", self.num_threads, 1)
         for name, kind in (("cache", CacheConfig), ("scheduler", SchedulerConfig), ("speculation", SpeculationConfig)):

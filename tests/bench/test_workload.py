@@ -27,6 +27,11 @@ def test_reads_lines_and_skips_blank_ones(tmp_path):
     assert prompts[0].messages == [{"role": "user", "content": "Hello"}]
 
 
+def test_reads_past_a_byte_order_mark(tmp_path):
+    (tmp_path / "bom").write_bytes(b"\xef\xbb\xbf" + json.dumps(LINE).encode())
+    assert [prompt.id for prompt in read_prompts(str(tmp_path / "bom"))] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("lines", "complaint"),
     [
@@ -39,6 +44,11 @@ def test_reads_lines_and_skips_blank_ones(tmp_path):
         ([LINE | {"turns": "Hello"}], "needs turns"),
         ([LINE | {"turns": [""]}], "needs turns"),
         ([LINE, LINE], "more than once"),
+        ([LINE, "[" * 100_000], "line 2 is not valid JSON"),
+        ([LINE, '{"id": ' + "9" * 5000 + "}"], "line 2 is not valid JSON"),
+        ([LINE | {"id": ["a"]}], "line 1 needs id and category as text or a number"),
+        *(([json.dumps(LINE | {name: "x\ud800"})], "line 1 holds half a surrogate") for name in ("id", "category")),
+        ([json.dumps(LINE | {"turns": ["x\ud800"]})], "line 1 holds half a surrogate"),
     ],
 )
 def test_bad_lines(tmp_path, lines, complaint):

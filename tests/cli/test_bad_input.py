@@ -64,6 +64,9 @@ def generate(model, *options, prompt="hello", **kwargs) -> str:
         (["--dtype", "int3"], ["dtype must be one of", "'int3'"]),
         (["--kv-cache-memory", "lots"], ["--kv-cache-memory", "512M", "'lots'"]),
         (["--kv-cache-memory", "1"], ["1"]),
+        (["--kv-cache-memory", "0"], ["--kv-cache-memory", "512M", "'0'"]),
+        (["--kv-cache-memory", "9" * 400], ["--kv-cache-memory", "512M"]),
+        (["--system", "a\udcff"], ["--system is not valid UTF-8 at byte 1"]),
         (["--threads", "0"], ["num_threads must be"]),
         (["--raw", "--system", "x"], ["--raw", "--system"]),
     ],
@@ -132,6 +135,8 @@ def test_prompt_files(tiny_llama, tmp_path):
         path.write_text('{"id": 1, "category": "chat", "turns": ["x"]}\n')
         assert "category 'poems'" in complaint(command, tiny_llama, "--prompts", path, "--category", "poems")
         assert "--limit must be" in complaint(command, tiny_llama, "--prompts", path, "--limit", "0")
+        line = complaint(command, tiny_llama, "--prompts", path, "--concurrency", "0")
+        assert "--concurrency must be an integer >= 1; got 0: try 1." in line
 
 
 @pytest.fixture
@@ -189,6 +194,41 @@ def test_ctrl_c_in_the_middle(tiny_llama):
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert (stdout, stderr) == ("", "interrupted\n")
+
+
+@pytest.mark.parametrize("interrupt", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])
+def test_ctrl_c_before_the_command_begins(tmp_path, interrupt):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *args):\n"
+        f"        if name == 'paceline.cli.options': {interrupt}\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "paceline", "models"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path})
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "redirection", "words"),
+    [
+        (["generate", "--prompt", "-"], "<&-", "stdin is closed"),
+        (["generate", "--prompt", "ab"], ">&-", "stdout is closed"),
+        (["chat"], "<&-", "stdin is closed"),
+        (["models"], ">/dev/full", "could not write the output: No space left on device"),
+        (["generate", "--help"], ">/dev/full", "could not write the output: No space left on device"),
+    ],
+)
+def test_streams_that_cannot_be_used(tmp_path, command, redirection, words):
+    if redirection == ">/dev/full" and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    model = [] if command == ["models"] else [str(tmp_path / "never loaded")]
+    shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "paceline", *command, *model]
+    result = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert words in error_line(result.stderr)
 
 
 def test_a_reader_that_leaves_is_no_error(tiny_llama):

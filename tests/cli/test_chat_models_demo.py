@@ -29,6 +29,13 @@ def test_end_of_input_leaves(tiny_llama):
     assert chat(tiny_llama, "hello").stderr.count("tokens/s") == 1
 
 
+def test_a_message_that_is_not_utf_8_is_one_line(tiny_llama):
+    result = CliRunner().invoke(app, ["chat", str(tiny_llama), *CHAT], input=b"ab\xff\nhello\n")
+    assert result.exit_code == 0
+    assert "error: message is not valid UTF-8 at byte 2: convert it first." in result.stderr
+    assert result.stderr.count("tokens/s") == 1
+
+
 def test_the_conversation_is_kept_and_reset_forgets_it(tiny_llama):
     first, other = chat(tiny_llama, "hello"), chat(tiny_llama, "other", "hello")
     reset = chat(tiny_llama, "other", "/reset", "hello")

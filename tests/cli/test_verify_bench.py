@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -109,6 +110,19 @@ def test_bench_table_and_concurrency(tiny_llama, prompts):
     assert "3 of 3 prompts identical" in " ".join(result.stdout.split())
 
 
-def test_save_into_a_missing_folder(tiny_llama, prompts, tmp_path):
-    result = invoke("bench", tiny_llama, "--prompts", prompts, "--save", tmp_path / "no" / "x.json", exit_code=2)
-    assert "there is no such folder" in result.stderr
+def test_save_is_checked_before_the_measurement(prompts, tmp_path):
+    for path, words in (
+        (tmp_path / "no" / "x.json", "there is no such folder"),
+        (tmp_path, "is a folder"),
+        ("", "is a folder"),
+    ):
+        result = invoke("bench", "never loaded", "--prompts", prompts, "--save", path, exit_code=2)
+        assert words in result.stderr
+
+
+def test_a_save_that_fails_loses_no_report(tiny_llama, prompts):
+    options = ("--limit", "1", "--save", "/dev/full", "--json")
+    if Path("/dev/full").exists():
+        result = invoke("bench", tiny_llama, "--prompts", prompts, *SHORT, *options, exit_code=2)
+        assert json.loads(result.stdout)["speedup"] > 0
+        assert "No space left" in result.stderr

@@ -29,7 +29,7 @@ class Prompt:
 def read_prompts(path: str) -> list[Prompt]:
     """All prompts of a file. Raises ConfigError, with the line's number, for a file or a line that cannot be read."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")  # splitlines would cut at U+2028 too
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # splitlines would cut at U+2028 too
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text file in UTF-8: prompt files are JSON lines.") from error
     except OSError as error:
@@ -74,14 +74,23 @@ def select(
 def _parse(line: str, where: str) -> Prompt:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where} is not valid JSON ({error.msg}): one JSON object a line.") from error
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, thousands of brackets
+        reason = getattr(error, "msg", error)
+        raise ConfigError(f"{where} is not valid JSON ({reason}): one JSON object a line.") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{where} is not a JSON object: it needs id, category and turns.")
     missing = [name for name in ("id", "category", "turns") if name not in value]
     if missing:
         raise ConfigError(f"{where} has no {missing[0]!r}: it needs id, category and turns.")
+    names = [value["id"], value["category"]]
+    if not all(isinstance(name, (str, int, float)) for name in names):
+        raise ConfigError(f"{where} needs id and category as text or a number.")
+    names = [str(name) for name in names]
     turns = value["turns"]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise ConfigError(f"{where} needs turns as a list of user messages, at least one, none empty.")
-    return Prompt(id=str(value["id"]), category=str(value["category"]), turns=tuple(turns))
+    try:
+        "".join([*names, *turns]).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where} holds half a surrogate pair, which is no character: drop it.") from error
+    return Prompt(id=names[0], category=names[1], turns=tuple(turns))

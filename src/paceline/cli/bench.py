@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,6 +59,7 @@ def bench(
     decoding the rates are then what one request sees, and only tokens_per_second of a mode is throughput.
     """
     at_least("--repeats", repeats, 1)
+    at_least("--concurrency", concurrency, 1)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos)
     chosen = select(read_prompts(prompts), categories=category or (), per_category=per_category, limit=limit)
     config = options.engine_config(
@@ -72,8 +74,8 @@ def bench(
         max_num_seqs=concurrency,
     )
     options.require_drafter(config)
-    if save is not None and not Path(save).absolute().parent.is_dir():
-        raise ConfigError(f"--save {save}: there is no such folder; create it first.")
+    if save is not None:
+        _require_writable(save)
 
     from paceline.llm import LLM
 
@@ -101,13 +103,23 @@ def bench(
         },
         "environment": describe_environment(),
     }
-    if save is not None:
-        Path(save).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if as_json:
         print_json(report)
     else:
         _print(report)
+    if save is not None:
+        Path(save).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
+
+
+def _require_writable(save: str) -> None:
+    path = Path(save).absolute()
+    if path.is_dir():  # so is the empty path
+        raise ConfigError(f"--save {save!r} is a folder: give the name of a file.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--save {save}: there is no such folder; create it first.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"--save {save}: it cannot be written; choose another place.")
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,6 +50,9 @@ def chat(
         threads=threads,
         max_model_len=max_model_len,
     )
+    if system is not None:
+        system = options.utf8_text("--system", system)
+    options.open_stdin()
 
     from paceline.llm import LLM
 
@@ -74,7 +76,14 @@ class Conversation:
 
     def run(self) -> None:
         """Reads messages until /exit or the end of input."""
-        while (text := _read()) is not None:
+        while True:
+            try:
+                text = _read()
+            except UnicodeDecodeError as error:
+                show_error(f"message is not valid UTF-8 at byte {error.start}: convert it first.")
+                continue
+            if text is None:
+                return
             match text.strip():
                 case "":
                     continue
@@ -109,9 +118,10 @@ class Conversation:
 
 
 def _read() -> str | None:
-    """The next message; None at the end of input, or at Ctrl-C."""
-    if not sys.stdin.isatty():
-        return sys.stdin.readline() or None
+    """The next message; None at the end of input, or at Ctrl-C. Raises UnicodeDecodeError."""
+    stdin = options.open_stdin()
+    if not stdin.isatty():
+        return stdin.buffer.readline().decode() or None
     with contextlib.suppress(ImportError):  # not on every platform
         import readline  # noqa: F401  # its import gives input() line editing and history
     try:

@@ -73,6 +73,8 @@ def generate(
         threads=threads,
         max_model_len=max_model_len,
     )
+    if system is not None:
+        system = options.utf8_text("--system", system)
     text = read_prompt(prompt)
 
     from paceline.llm import LLM
@@ -88,10 +90,7 @@ def generate(
 
 def read_prompt(prompt: str) -> str:
     """The prompt's text, from stdin for "-". Raises PromptError when it is empty or not UTF-8."""
-    try:
-        text = sys.stdin.buffer.read().decode() if prompt == "-" else prompt.encode(errors="surrogateescape").decode()
-    except UnicodeDecodeError as error:
-        raise PromptError(f"prompt is not valid UTF-8 at byte {error.start}: convert it first.") from error
+    text = options.utf8_text("prompt", options.open_stdin().buffer.read() if prompt == "-" else prompt)
     if not text:
         raise PromptError("prompt is empty: give it some text.")
     return text

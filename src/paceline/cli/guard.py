@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError, PacelineError
 
 USER_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -33,6 +33,8 @@ def guarded(command: Callable[..., int]) -> Callable[..., None]:
 def exit_code(action: Callable[[], int]) -> int:
     """Runs action; errors become one line on stderr and a code. PACELINE_DEBUG=1 lets the traceback through."""
     try:
+        if sys.stdout is None:
+            raise ConfigError("stdout is closed: leave it open, or send it to a file or to /dev/null.")
         code = action()
         sys.stdout.flush()
         return code
@@ -54,8 +56,11 @@ def _report(error: Exception) -> int:
         return USER_ERROR
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
-        remedy = ". Free some, or point PACELINE_HOME to another disk." if error.errno == errno.ENOSPC else ""
-        show_error(f"{error.strerror or error}{where}{remedy}")
+        what = f"{error.strerror or error}{where}"
+        if error.errno == errno.ENOSPC:  # in a download it is a DownloadError
+            _discard_stdout()
+            what = f"could not write the output: {what}; free some, or send it elsewhere."
+        show_error(what)
         return USER_ERROR
     show_error(f"{type(error).__name__}: {error} (unexpected: set PACELINE_DEBUG=1 for the traceback)")
     return 1
@@ -67,6 +72,6 @@ def show_error(message: str) -> None:
 
 
 def _discard_stdout() -> None:
-    """The reader has gone: Python's own flush at exit must not fail a second time."""
+    """Nobody takes the rest: Python's own flush at exit must not fail a second time."""
     with contextlib.suppress(OSError, ValueError):  # stdout may be an object without a descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

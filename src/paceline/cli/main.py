@@ -40,8 +40,3 @@ def root(
 
 for command in (generate, chat, demo, verify, bench, models):
     app.command()(guarded(command))
-
-
-def main() -> None:
-    """Entry point of the console script. Exit codes: 0, 1 (a check failed), 2 (user error), 130 (interrupted)."""
-    app()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+import sys
+from typing import Annotated, TextIO
 
 import typer
 
 from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PromptError
 
 DEFAULT_SPECULATION = "auto"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -103,6 +104,22 @@ def require_drafter(config: EngineConfig) -> None:
 def parse_bytes(text: str) -> int:
     """Bytes from 1048576, 512M, 1.5G or 2GiB; units are binary. Raises ConfigError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise ConfigError(f"--kv-cache-memory must be a number of bytes such as 512M or 2G; got {text!r}.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    size_bytes = float(match[1]) * _UNITS[match[2].upper()] if match is not None else 0
+    if not 1 <= size_bytes < 1 << 63:
+        raise ConfigError(f"--kv-cache-memory must be a number of bytes such as 512M or 2G; got {text!r:.100}.")
+    return int(size_bytes)
+
+
+def open_stdin() -> TextIO:
+    """Stdin. Raises ConfigError where the caller closed it."""
+    if sys.stdin is None:
+        raise ConfigError("stdin is closed: leave it open, or feed it from a file or a pipe.")
+    return sys.stdin
+
+
+def utf8_text(name: str, value: str | bytes) -> str:
+    """An argument, or bytes of stdin, as text. Raises PromptError when it is not UTF-8."""
+    try:
+        return (value if isinstance(value, bytes) else value.encode(errors="surrogateescape")).decode()
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{name} is not valid UTF-8 at byte {error.start}: convert it first.") from error

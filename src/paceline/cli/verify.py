@@ -10,7 +10,7 @@ from paceline.bench.equality import TIE_MARGIN, Equality, compare
 from paceline.bench.workload import read_prompts, select
 from paceline.cli import options
 from paceline.cli.output import note, print_json, progress_bar
-from paceline.config import SpeculationConfig
+from paceline.config import SpeculationConfig, at_least
 from paceline.errors import ConfigError
 from paceline.types import SamplingParams
 
@@ -42,6 +42,7 @@ def verify(
     Exits with 1 unless all ids agree. A divergence where the two best scores differ by less than 0.001 in log is a
     floating-point tie: it is listed with its margin, counted under `ties`, and does not fail the check.
     """
+    at_least("--concurrency", concurrency, 1)
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens, seed=seed
     )
