@@ -52,7 +52,7 @@ def generate(model, *options, prompt="hello", **kwargs) -> str:
         (["--speculation", '{"method": "ngram", "num_speculative_tokens": 0}'], ["num_speculative_tokens", ">= 1"]),
         (["--speculation", '{"method": "ngram", "depth": 3}'], ["no option 'depth'", "it has"]),
         (["--speculation", '{"method": "draft_model"}'], ["needs", "model"]),
-        (["--temperature", "-1"], ["temperature must be a number >= 0", "-1"]),
+        (["--temperature", "-1"], ["temperature must be 0 or in [1e-6, 100]", "-1"]),
         (["--temperature", "nan"], ["temperature must be", "nan"]),
         (["--top-p", "0"], ["top_p must be in (0, 1]"]),
         (["--max-tokens", "0"], ["max_tokens must be an integer >= 1"]),
