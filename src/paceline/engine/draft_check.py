@@ -10,9 +10,28 @@ from paceline.types import Draft, DraftLaw
 
 def check_draft(draft: Draft, *, drafter: str, budget: int, vocab_size: int, chains_only: bool) -> None:
     """Raises DraftMismatchError, naming the drafter, unless the draft is a tree within budget and vocabulary."""
+    if _is_plain_chain(draft, budget, vocab_size):
+        return
     problem = _problem(draft, budget=budget, vocab_size=vocab_size, chains_only=chains_only)
     if problem:
         raise DraftMismatchError(f"drafter {drafter!r} {problem}")
+
+
+def _is_plain_chain(draft: Draft, budget: int, vocab_size: int) -> bool:
+    """The usual case, seen at a glance: this runs for every request in every step."""
+    if type(draft) is not Draft or draft.law is not None:
+        return False
+    token_ids, parents = draft.token_ids, draft.parents
+    if type(token_ids) is not np.ndarray or token_ids.dtype != np.int32 or token_ids.ndim != 1:
+        return False
+    if (
+        type(parents) is not np.ndarray
+        or parents.dtype.kind != "i"
+        or parents.tolist() != list(range(-1, len(token_ids) - 1))
+    ):
+        return False
+    ids = token_ids.tolist()  # a handful: quicker in Python than in NumPy
+    return 0 < len(ids) <= budget and min(ids) >= 0 and max(ids) < vocab_size
 
 
 def _problem(draft: Draft, *, budget: int, vocab_size: int, chains_only: bool) -> str | None:
@@ -21,7 +40,7 @@ def _problem(draft: Draft, *, budget: int, vocab_size: int, chains_only: bool) -
     for name, values in (("token_ids", draft.token_ids), ("parents", draft.parents)):
         if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
             return f"proposed {name} that are not a one-dimensional integer array: use np.array(..., dtype=np.int32)."
-    token_ids, parents = draft.token_ids.tolist(), draft.parents.tolist()  # a handful: quicker in Python than in NumPy
+    token_ids, parents = draft.token_ids.tolist(), draft.parents.tolist()
     if len(token_ids) > budget:
         return f"proposed {len(token_ids)} nodes where {budget} were allowed: cut the draft to its budget."
     if not token_ids:
