@@ -24,14 +24,10 @@ def _is_plain_chain(draft: Draft, budget: int, vocab_size: int) -> bool:
     token_ids, parents = draft.token_ids, draft.parents
     if type(token_ids) is not np.ndarray or token_ids.dtype != np.int32 or token_ids.ndim != 1:
         return False
-    if (
-        type(parents) is not np.ndarray
-        or parents.dtype.kind != "i"
-        or parents.tolist() != list(range(-1, len(token_ids) - 1))
-    ):
+    if type(parents) is not np.ndarray or parents.dtype.kind != "i" or len(parents) != len(token_ids):
         return False
     ids = token_ids.tolist()  # a handful: quicker in Python than in NumPy
-    return 0 < len(ids) <= budget and min(ids) >= 0 and max(ids) < vocab_size
+    return 0 < len(ids) <= budget and min(ids) >= 0 and max(ids) < vocab_size and draft.is_chain
 
 
 def _problem(draft: Draft, *, budget: int, vocab_size: int, chains_only: bool) -> str | None:
