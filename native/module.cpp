@@ -1,0 +1,8 @@
+// Python bindings of the native engine; src/paceline/_native.pyi describes them.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+NB_MODULE(_native, module) {
+  module.def("version", [] { return PACELINE_VERSION; });
+}
