@@ -1,7 +1,9 @@
 // Python bindings of the native engine; src/paceline/_native.pyi describes them.
 #include "bind_pack.hpp"
+#include "bind_sampling.hpp"
 
 NB_MODULE(_native, module) {
   module.def("version", [] { return PACELINE_VERSION; });
   paceline::bind_pack(module);
+  paceline::bind_sampling(module);
 }

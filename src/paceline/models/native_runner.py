@@ -211,7 +211,9 @@ def _output(sampled: Mapping[str, np.ndarray], logits: np.ndarray | None) -> For
     logprobs = None
     if "rank" in sampled:
         logprobs = Logprobs(**{name: sampled[name] for name in ("token", "rank", "top_ids", "top")})
-    return ForwardOutput(token_ids=sampled["token_ids"], logits=logits, logprobs=logprobs)
+    return ForwardOutput(
+        token_ids=sampled["token_ids"], logits=logits, logprobs=logprobs, successors=sampled.get("successors")
+    )
 
 
 def _check_numbers(holds: bool) -> None:
