@@ -134,6 +134,16 @@ def test_logprobs_are_raw_and_ranked():
     assert raw_logprobs(logits, output.token_ids, num_logprobs=0).top_ids.shape == (2, 0)
 
 
+def test_successors_are_the_best_raw_tokens():
+    logits = np.array([[1.0, 3.0, 3.0, 0.0], [5.0, 1.0, 2.0, 2.0]], np.float32)
+    bans = pack_adjustments([_bias({1: -np.inf})] * 2)
+    output = sample_rows(logits, rows(2, adjustments=bans, num_successors=3))
+    assert output.successors.tolist() == [[1, 2, 0], [0, 2, 3]]
+    assert output.successors.dtype == np.int32
+    assert sample_rows(logits, rows(2, num_successors=9)).successors.shape == (2, 4)
+    assert sample_rows(logits, rows(2)).successors is None
+
+
 @pytest.mark.parametrize("filters", FILTERS)
 def test_race_margin_is_the_gap_between_the_best_two(filters):
     logits = some_logits(5)
