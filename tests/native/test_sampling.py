@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -33,8 +32,8 @@ FILTERS = [
 ]
 
 
-def rows(count, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, **more) -> RowSampling:
-    rng = np.random.default_rng(seed)
+def rows(count, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, random=0, **more) -> RowSampling:
+    rng = np.random.default_rng(random)
     columns = {
         "temperature": np.full(count, temperature, np.float32),
         "top_k": np.full(count, top_k, np.int32),
@@ -45,7 +44,8 @@ def rows(count, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, **mor
         "position": rng.integers(0, 2**17, count, np.uint32),
         "purpose": np.full(count, purpose_word(1, 9), np.uint32),
     }
-    return RowSampling(**(columns | more))
+    given = {name: np.asarray(value, columns[name].dtype) if name in columns else value for name, value in more.items()}
+    return RowSampling(**(columns | given))
 
 
 def some_logits(count, vocab_size, *, spread=3.0, seed=0) -> np.ndarray:
@@ -95,7 +95,7 @@ def test_words_of_a_row(row, expected, isa):
 def test_tokens_are_those_of_numpy_under_every_filter(vocab_size, spread):
     for i, filters in enumerate(FILTERS):
         logits = some_logits(8, vocab_size, spread=spread, seed=i)
-        check(logits, rows(8, **filters, seed=i, num_logprobs=4, num_successors=3))
+        check(logits, rows(8, **filters, random=i, num_logprobs=4, num_successors=3))
 
 
 @pytest.mark.parametrize("vocab_size", [49_152, 151_936])
@@ -137,19 +137,22 @@ def test_logits_of_minus_infinity():
         check(logits, rows(20, **filters, num_logprobs=100, num_successors=100))
 
 
-@pytest.mark.parametrize("luck", ["likeliest out of luck", "unlikely in luck"])
-def test_extreme_words(luck):
+@pytest.mark.parametrize("lucky", [False, True])
+def test_extreme_words(lucky):
     """Words at the ends of their range, where the bounds that spare the exact race are tightest."""
-    positions = np.arange(400_000)
-    drawn = words(np.zeros(len(positions)), seed=3, stream=0, position=positions.astype(np.uint64), purpose=0)
-    picked = np.argsort(drawn[:, 0] if luck == "likeliest out of luck" else ~drawn[:, 1])[:30]
+    counter = {"seed": 3, "stream": 0, "purpose": 0}
+    positions = np.arange(400_000, dtype=np.uint64)
+    likeliest, unlikely = (words(np.full(len(positions), b), position=positions, **counter)[:, 0] for b in (0, 50))
+    picked = positions[np.argsort(~unlikely if lucky else likeliest)[:30]]
     logits = np.full((30, 256), -np.inf, np.float32)
-    logits[:, 0] = 0.0
-    logits[:, 1] = -np.linspace(8, 16, 30) if luck == "unlikely in luck" else -2
-    logits[:, 100:] = -np.linspace(2, 30, 156)
-    counter = {"seed": np.full(30, 3, np.uint64), "stream": np.zeros(30, np.uint32), "purpose": np.zeros(30, np.uint32)}
-    sampling = replace(rows(30), **counter, position=picked.astype(np.uint32))
-    assert len(set(check(logits, sampling).token_ids.tolist())) > 1
+    logits[:, 0] = 0
+    if lucky:
+        logits[:, 200] = -np.linspace(8, 16, 30)  # alone in its block of 64
+    else:
+        logits[:, 64:] = -np.linspace(1, 30, 192)
+    sampling = rows(30, **{name: np.full(30, value) for name, value in counter.items()}, position=picked)
+    won = check(logits, sampling).token_ids
+    assert 5 < np.count_nonzero(won) < 31
 
 
 def test_adjustments_and_masks():
