@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -e '.[torch,dev]'
 	touch $@
 
-$(NATIVE): $(STAMP) $(wildcard native/*)
+$(NATIVE): $(STAMP) $(wildcard native/*) src/paceline/__init__.py  # which has the version
 	PYTHON=$(BIN)/python native/build.sh
 
 demo: setup
