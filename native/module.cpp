@@ -3,6 +3,9 @@
 
 namespace nb = nanobind;
 
+void bind_bandwidth(nb::module_& module);
+
 NB_MODULE(_native, module) {
   module.def("version", [] { return PACELINE_VERSION; });
+  bind_bandwidth(module);
 }
