@@ -5,8 +5,8 @@
 
 namespace paceline {
 
-// Gigabytes (1e9 bytes) a second that num_threads threads read from a buffer of num_bytes, each its own part of it.
-// Buffers that fit into a cache measure that cache, as weights of their size would. Throws std::bad_alloc.
+// Gigabytes (1e9 bytes) a second that num_threads threads together read from a buffer of about num_bytes, 512 KiB at
+// least. A buffer that fits into a cache measures that cache, as weights of its size would. Throws std::bad_alloc.
 double read_bandwidth(int num_threads, std::size_t num_bytes);
 
 }  // namespace paceline

@@ -1,10 +1,12 @@
-#include <nanobind/nanobind.h>
+#include "bind_bandwidth.hpp"
 
 #include "bandwidth.hpp"
 
-namespace nb = nanobind;
+namespace paceline {
 
 void bind_bandwidth(nb::module_& module) {
-  module.def("read_bandwidth", &paceline::read_bandwidth, nb::arg("num_threads"), nb::arg("num_bytes"),
+  module.def("read_bandwidth", &read_bandwidth, nb::arg("num_threads"), nb::arg("num_bytes"),
              nb::call_guard<nb::gil_scoped_release>());
 }
+
+}  // namespace paceline

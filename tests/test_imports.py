@@ -22,7 +22,7 @@ ALLOWED = {  # what each module or package may import, besides itself
     "cache": BASE,
     "control": BASE,
     "verify": BASE | {"sampling"},
-    "models": BASE | {"sampling"},
+    "models": BASE | {"sampling", "_native"},
     "draft": BASE | {"cache", "sampling"},
     "testing": BASE | {"sampling"},
     "engine": BASE | PARTS,
