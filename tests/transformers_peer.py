@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import transformers
 
+from paceline.interfaces import Runner
 from paceline.models.architecture import ModelSpec
 from paceline.models.torch_runner import TorchRunner
 from paceline.types import ForwardBatch
@@ -75,11 +79,31 @@ def canonical_weights(state: dict[str, torch.Tensor], family: str, spec: ModelSp
     return weights
 
 
+def model_of_layers(peer: Peer, layers: Sequence[int]) -> tuple[ModelSpec, dict[str, np.ndarray]]:
+    """The peer's model with only some of its layers."""
+    spec = dataclasses.replace(
+        peer.spec,
+        num_layers=len(layers),
+        ropes=tuple(peer.spec.ropes[i] for i in layers),
+        windows=tuple(peer.spec.windows[i] for i in layers),
+    )
+    weights = {name: array for name, array in peer.weights.items() if not name.startswith("model.layers.")}
+    for new, old in enumerate(layers):
+        start = f"model.layers.{old}."
+        weights |= {
+            f"model.layers.{new}.{name.removeprefix(start)}": array
+            for name, array in peer.weights.items()
+            if name.startswith(start)
+        }
+    return spec, weights
+
+
 def make_batch(
     requests: list[dict],
     *,
     logit_rows: np.ndarray | None = None,
     hidden_layers: tuple = (),
+    layers: tuple[int, ...] | None = None,
     block_size: int = BLOCK_SIZE,
 ) -> ForwardBatch:
     """Packs requests: each has tokens, context, table, and optionally ancestors and depths."""
@@ -102,10 +126,11 @@ def make_batch(
         ancestors=[r.get("ancestors") for r in requests],
         logit_rows=np.arange(starts[-1], dtype=np.int32) if logit_rows is None else logit_rows,
         hidden_layers=hidden_layers,
+        layers=layers,
     )
 
 
-def run_in_chunks(runner: TorchRunner, tokens: np.ndarray, table: list[int], sizes: list[int]) -> np.ndarray:
+def run_in_chunks(runner: Runner, tokens: np.ndarray, table: list[int], sizes: list[int]) -> np.ndarray:
     """Logits of all tokens, computed in passes of the given sizes."""
     logits, done = [], 0
     for size in sizes:

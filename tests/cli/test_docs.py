@@ -50,7 +50,7 @@ MEASURED = summarize(
         {"plain": (1.0,), "speculative": (1.0,)},
     )
 )
-VERIFIED = equality_json(Equality(1, 2, (Divergence("p", 0, 1, 2, 0.5),), True))
+VERIFIED = equality_json(Equality(1, 2, (Divergence("p", 0, 1, 2, 0.5, False),), True))
 
 
 def test_cli_page_is_current():
