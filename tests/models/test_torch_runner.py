@@ -11,12 +11,13 @@ import pytest
 import torch
 import transformers
 
+from batches import BLOCK_SIZE, make_batch, random_tokens, run_in_chunks
 from paceline.errors import CacheError, ConfigError, CorruptFileError, PacelineError
 from paceline.models import torch_decoder
 from paceline.models.loader import load
 from paceline.models.torch_runner import TorchRunner, free_device_bytes, kv_bytes_per_block
 from paceline.types import RowSampling
-from transformers_peer import BLOCK_SIZE, Peer, make_batch, model_of_layers, random_tokens, run_in_chunks
+from transformers_peer import Peer, model_of_layers
 
 TEXT = (
     "In cycling, riders in a paceline take turns at the front, so that the others spend less effort. "

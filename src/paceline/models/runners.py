@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 _NATIVE_REMEDY = "reinstall paceline where there is a C++20 compiler"
 _TORCH_REMEDY = "pip install 'paceline[torch]'"
-_INSTRUCTION_SETS: Mapping[str, str] = {"avx512": "AVX-512 VNNI", "avx2": "AVX2", "portable": "portable"}
+_INSTRUCTION_SETS: Mapping[str, str] = {
+    "avx512": "AVX-512 VNNI", "avx2vnni": "AVX-VNNI", "avx2": "AVX2", "portable": "portable code",
+}  # fmt: skip
 
 
 def resolve(config: EngineConfig) -> EngineConfig:
@@ -55,8 +57,7 @@ def describe(model: LoadedModel, config: EngineConfig, runner: Runner) -> str:
         return f"{model.precision}, torch engine in {config.dtype}"
     kept = config.quantization or (None if config.dtype == "auto" else config.dtype)
     weights = model.precision if kept is None else f"{kept} from {model.precision}"
-    instruction_set: str = runner.isa  # type: ignore[attr-defined]  # a NativeRunner
-    return f"{weights}, native engine ({_INSTRUCTION_SETS.get(instruction_set, instruction_set)})"
+    return f"{weights}, native engine ({_INSTRUCTION_SETS[runner.isa]})"  # type: ignore[attr-defined]  # NativeRunner's
 
 
 def kv_dtype(config: EngineConfig) -> str:
