@@ -1,0 +1,7 @@
+// Python bindings of the native engine; src/paceline/_native.pyi describes them.
+#include "bind_pack.hpp"
+
+NB_MODULE(_native, module) {
+  module.def("version", [] { return PACELINE_VERSION; });
+  paceline::bind_pack(module);
+}
