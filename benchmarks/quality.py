@@ -1,6 +1,7 @@
 """What an engine's arithmetic costs in quality: mean KL and perplexity against the same weights in float32.
 
-usage: quality.py [MODEL] [--engine E] [--dtype D] [--reference E] [--limit N] [--peer-llama] [--save]
+usage: quality.py [MODEL] [--engine E] [--dtype D] [--quantization Q] [--kv-cache-dtype K] [--reference E] [--limit N]
+       [--peer-llama] [--save]
 Text of three kinds, all of it this repository's own: prose (README and docs), code (src), and a list. It is cut into
 windows of 512 tokens, each computed on its own; where the tokenizer begins texts with a token, every window does. Each
 token of a window but the first counts once. --save writes results/quality-MODEL.json. --peer-llama adds llama.cpp's
@@ -24,7 +25,7 @@ import numpy as np
 
 from paceline.bench.environment import describe_environment
 from paceline.bench.passes import chain_pass
-from paceline.config import EngineConfig, SchedulerConfig, usable_cores
+from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, usable_cores
 from paceline.interfaces import Runner
 from paceline.llm import LLM
 from paceline.models.loader import LoadedModel, load
@@ -167,10 +168,10 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def create(model: LoadedModel, **options: Any) -> LLM:
+def create(model: LoadedModel, *, kv_cache_dtype: Any = "auto", **options: Any) -> LLM:
     """The model on an engine, with room for one window."""
-    scheduler = SchedulerConfig(max_num_seqs=1)
-    return LLM(model, config=EngineConfig(max_model_len=WINDOW_TOKENS, scheduler=scheduler, **options))
+    cache, scheduler = CacheConfig(kv_cache_dtype=kv_cache_dtype), SchedulerConfig(max_num_seqs=1)
+    return LLM(model, config=EngineConfig(max_model_len=WINDOW_TOKENS, cache=cache, scheduler=scheduler, **options))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -178,6 +179,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("--engine", default="auto", help="the one that is measured")
     parser.add_argument("--dtype", default="auto", help="of the one that is measured")
+    parser.add_argument("--quantization", help="of the one that is measured: int8 or int4, where the file has floats")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of the one that is measured")
     parser.add_argument("--reference", default="auto", help="engine of the reference, which runs in float32")
     parser.add_argument("--limit", type=int, default=20_000, help="tokens of all kinds together, at most")
     parser.add_argument("--peer-llama", action="store_true")
@@ -189,7 +192,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = load(given.model)
     text = {kind: windows(text, model.tokenizer.encode, count=count) for kind, text in texts().items()}
     digest = hashlib.sha256(b"".join(own.tobytes() for own in text.values())).hexdigest()
-    engine = create(model, engine=given.engine, dtype=given.dtype)
+    engine = create(
+        model,
+        engine=given.engine,
+        dtype=given.dtype,
+        quantization=given.quantization,
+        kv_cache_dtype=given.kv_cache_dtype,
+    )
     reference = create(model, engine=given.reference, dtype="float32")
     results = {
         "model": given.model,

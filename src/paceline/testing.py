@@ -61,6 +61,7 @@ class ToyModel:
     def forward(self, batch: ForwardBatch, sampling: RowSampling | None = None) -> ForwardOutput:
         """One pass, as interfaces.Runner promises; hidden states are not to be had."""
         assert not batch.hidden_layers, f"ToyModel has no hidden layers {batch.hidden_layers}"
+        assert batch.layers is None, f"ToyModel has no layers {batch.layers} to choose from"
         self.num_passes += 1
         self.num_tokens += len(batch.token_ids)
         self._check_tokens(batch)

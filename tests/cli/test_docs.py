@@ -56,7 +56,7 @@ MEASURED = summarize(
 PROFILED = curve_json(
     Curve((Cost(1, 2.0, 1.0, 3.0),), (Cost(1, 2.0, 1.0, 3.0),)), runner=ToyModel(), bandwidth=1.0, drafter="ngram"
 )
-VERIFIED = equality_json(Equality(1, 2, (Divergence("p", 0, 1, 2, 0.5),), True))
+VERIFIED = equality_json(Equality(1, 2, (Divergence("p", 0, 1, 2, 0.5, False),), True))
 
 
 def test_cli_page_is_current():

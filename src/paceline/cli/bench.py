@@ -16,6 +16,7 @@ from paceline.bench.workload import read_prompts, select
 from paceline.cli import options
 from paceline.cli.output import Column, category_table, note, print_json, progress_bar
 from paceline.config import at_least
+from paceline.models.runners import kv_dtype
 from paceline.types import SamplingParams
 
 COLUMNS: tuple[Column, ...] = (
@@ -45,7 +46,9 @@ def bench(
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
+    quantization: options.Quantization = None,
     kv_cache_memory: options.KVCacheMemory = None,
+    kv_cache_dtype: options.KVCacheDType = "auto",
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
     as_json: options.AsJSON = False,
@@ -64,8 +67,10 @@ def bench(
         engine=engine,
         device=device,
         dtype=dtype,
+        quantization=quantization,
         speculation=speculation,
         kv_cache_memory=kv_cache_memory,
+        kv_cache_dtype=kv_cache_dtype,
         threads=threads,
         max_model_len=max_model_len,
         prefix_caching=False,  # neither run may profit from the other
@@ -93,9 +98,11 @@ def bench(
             "ignore_eos": ignore_eos,
             "concurrency": concurrency,
             "repeats": repeats,
-            "engine": engine,
+            "engine": llm.config.engine,
             "device": device,
-            "dtype": dtype,
+            "dtype": llm.config.dtype,
+            "quantization": quantization,
+            "kv_cache_dtype": kv_dtype(llm.config),
             "threads": threads,
             "speculation": asdict(config.speculation),
         },

@@ -14,6 +14,7 @@ from paceline.bench.environment import describe_environment
 from paceline.cli import options
 from paceline.cli.output import note, print_json, progress_bar
 from paceline.config import EngineConfig, at_least, usable_cores
+from paceline.models.runners import kv_dtype
 
 if TYPE_CHECKING:
     from paceline.interfaces import Runner
@@ -29,7 +30,9 @@ def profile(
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
+    quantization: options.Quantization = None,
     kv_cache_memory: options.KVCacheMemory = None,
+    kv_cache_dtype: options.KVCacheDType = "auto",
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
     as_json: options.AsJSON = False,
@@ -47,8 +50,10 @@ def profile(
         engine=engine,
         device=device,
         dtype=dtype,
+        quantization=quantization,
         speculation=speculation,
         kv_cache_memory=kv_cache_memory,
+        kv_cache_dtype=kv_cache_dtype,
         threads=threads,
         max_model_len=max_model_len,
         max_num_seqs=1,
@@ -78,9 +83,11 @@ def profile(
         "settings": {
             "context": context,
             "repeats": repeats,
-            "engine": engine,
+            "engine": llm.config.engine,
             "device": device,
-            "dtype": dtype,
+            "dtype": llm.config.dtype,
+            "quantization": quantization,
+            "kv_cache_dtype": kv_dtype(llm.config),
             "threads": threads,
             "speculation": asdict(config.speculation),
         },

@@ -133,10 +133,11 @@ class TorchRunner:
     def forward(self, batch: ForwardBatch, sampling: RowSampling | None = None) -> ForwardOutput:
         """One pass; hidden states are torch tensors [T, d] float32. Raises PacelineError where logits are NaN."""
         self._check(batch)
+        layers = range(self._spec.num_layers) if batch.layers is None else batch.layers
         with torch.inference_mode():
             plans = {
                 window: AttentionPlan(batch, self._pool, self._attention, window=window)
-                for window in set(self._spec.windows)
+                for window in {self._spec.windows[i] for i in layers}
             }
             logits, hidden = self._decoder.run(
                 self._indices(batch.token_ids),
@@ -146,6 +147,7 @@ class TorchRunner:
                 plans=plans,
                 rows=self._indices(batch.logit_rows),
                 hidden_layers=batch.hidden_layers,
+                layers=layers,
             )
             if logits.numel() and bool(torch.isnan(logits.max())):
                 raise PacelineError(
@@ -174,6 +176,9 @@ class TorchRunner:
         assert _within(batch.logit_rows, num_tokens), "logit rows are tokens of the pass"
         assert batch.query_starts[-1] == num_tokens, "requests own all tokens"
         assert set(batch.hidden_layers) <= {*range(self._spec.num_layers + 1), "final"}, "hidden layers exist"
+        if batch.layers is not None:
+            assert set(batch.layers) <= {*range(self._spec.num_layers)}, "layers exist"
+            assert list(batch.layers) == sorted(set(batch.layers)), "layers are ascending"
 
 
 def _within(values: np.ndarray, stop: int) -> bool:
