@@ -148,6 +148,7 @@ def llama_perplexity(model: LoadedModel, text: dict[str, np.ndarray]) -> dict[st
         given = {
             "model": str(model.path.absolute()),
             "threads": usable_cores(),
+            "prompts": [],  # nothing but the perplexity
             "perplexity_ids": own.flatten().tolist(),
         }
         report = json.loads(environment.run_inside(peer.__file__, peer.INSTALL, given))
