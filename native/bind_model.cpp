@@ -2,6 +2,7 @@
 #include "bind_model.hpp"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <memory>
@@ -18,7 +19,8 @@ namespace {
 
 template <class T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Mask = nb::ndarray<const bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Table = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 void require(bool holds, const char* rule) {
   if (!holds) throw std::invalid_argument(rule);
@@ -121,7 +123,7 @@ class PyModel {
     batch.query_starts = query_starts.data();
     batch.context_lengths = context_lengths.data();
     std::vector<Vector<int32_t>> tables;
-    std::vector<Mask> masks;
+    std::vector<Table<bool>> masks;
     for (size_t r = 0; r < requests; r++) {
       const int64_t own = static_cast<int64_t>(query_starts(r + 1)) - query_starts(r), context = context_lengths(r);
       require(own >= 0 && context >= 0, "lengths are not negative");
@@ -131,7 +133,7 @@ class PyModel {
       batch.block_tables.push_back(tables.back().data());
       batch.ancestors.push_back(nullptr);
       if (ancestors[r].is_none()) continue;
-      masks.push_back(nb::cast<Mask>(ancestors[r]));
+      masks.push_back(nb::cast<Table<bool>>(ancestors[r]));
       require(masks.back().shape(0) == static_cast<size_t>(own) && masks.back().shape(1) == static_cast<size_t>(own),
               "a mask is [n, n]");
       for (int64_t i = 0; i < own; i++) require(masks.back()(i, i), "a token sees itself");

@@ -1,7 +1,9 @@
 // Python bindings of the native engine; src/paceline/_native.pyi describes them.
+#include "bind_model.hpp"
 #include "bind_pack.hpp"
 
 NB_MODULE(_native, module) {
   module.def("version", [] { return PACELINE_VERSION; });
+  paceline::bind_model(module);
   paceline::bind_pack(module);
 }

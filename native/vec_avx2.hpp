@@ -117,6 +117,34 @@ struct Avx2 {
     b = _mm_add_epi32(b, _mm_shuffle_epi32(b, 0x4E));
     return _mm_cvtsi128_si32(_mm_add_epi32(b, _mm_shuffle_epi32(b, 0xB1)));
   }
+
+  static uint32_t gt(F x, F y) { return bits_of(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)); }
+  static uint32_t ge(F x, F y) { return bits_of(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ)); }
+  static uint32_t is_nan(F x) {
+    return bits_of(_mm256_cmp_ps(x.a, x.a, _CMP_UNORD_Q), _mm256_cmp_ps(x.b, x.b, _CMP_UNORD_Q));
+  }
+
+  static I load_words(const uint32_t* p) { return load_bytes(reinterpret_cast<const uint8_t*>(p)); }
+  static void store_words(uint32_t* p, I x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), x.b);
+  }
+  static I set1_word(uint32_t x) {
+    const __m256i value = _mm256_set1_epi32(static_cast<int>(x));
+    return {value, value};
+  }
+  static I bit_xor(I x, I y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+  static I bit_xor(I x, I y, I z) { return bit_xor(x, bit_xor(y, z)); }
+  static I halved(I x) { return {_mm256_srli_epi32(x.a, 1), _mm256_srli_epi32(x.b, 1)}; }
+  static F as_float(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+  static I multiply_low_halves(I x, I y) { return {_mm256_mul_epu32(x.a, y.a), _mm256_mul_epu32(x.b, y.b)}; }
+  static I high_halves(I x) { return {_mm256_srli_epi64(x.a, 32), _mm256_srli_epi64(x.b, 32)}; }
+  static I join_low_halves(I low, I high) {
+    return {_mm256_blend_epi32(low.a, _mm256_slli_epi64(high.a, 32), 0xAA),
+            _mm256_blend_epi32(low.b, _mm256_slli_epi64(high.b, 32), 0xAA)};
+  }
+  static I even_lanes(I x, I y) { return {_mm256_unpacklo_epi64(x.a, y.a), _mm256_unpacklo_epi64(x.b, y.b)}; }
+  static I odd_lanes(I x, I y) { return {_mm256_unpackhi_epi64(x.a, y.a), _mm256_unpackhi_epi64(x.b, y.b)}; }
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
  private:
@@ -128,6 +156,9 @@ struct Avx2 {
   static __m256 power(__m256 n) {  // 2^n
     const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+  }
+  static uint32_t bits_of(__m256 a, __m256 b) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(a)) | static_cast<uint32_t>(_mm256_movemask_ps(b)) << 8;
   }
   static I masked(I x, int byte) {
     const __m256i mask = _mm256_set1_epi8(static_cast<char>(byte));

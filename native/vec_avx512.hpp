@@ -75,6 +75,25 @@ struct Avx512 {
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }
   static I to_int(F x) { return _mm512_cvtps_epi32(x); }  // nearest, ties to even
   static int32_t sum_i(I x) { return _mm512_reduce_add_epi32(x); }
+
+  // One bit a lane.
+  static uint32_t gt(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+  static uint32_t ge(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+  static uint32_t is_nan(F a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+
+  // Random words: 16 lanes, or 8 of 64 bits where halves are spoken of.
+  static I load_words(const uint32_t* p) { return _mm512_loadu_si512(p); }
+  static void store_words(uint32_t* p, I x) { _mm512_storeu_si512(p, x); }
+  static I set1_word(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+  static I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
+  static I bit_xor(I a, I b, I c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
+  static I halved(I x) { return _mm512_srli_epi32(x, 1); }
+  static F as_float(I x) { return _mm512_castsi512_ps(x); }
+  static I multiply_low_halves(I a, I b) { return _mm512_mul_epu32(a, b); }
+  static I high_halves(I x) { return _mm512_srli_epi64(x, 32); }
+  static I join_low_halves(I low, I high) { return _mm512_mask_shuffle_epi32(low, 0xAAAA, high, _MM_PERM_CCAA); }
+  static I even_lanes(I a, I b) { return _mm512_unpacklo_epi64(a, b); }  // of 64 bits: a0 b0 a2 b2 a4 b4 a6 b6
+  static I odd_lanes(I a, I b) { return _mm512_unpackhi_epi64(a, b); }   // a1 b1 a3 b3 a5 b5 a7 b7
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 };
 

@@ -160,6 +160,58 @@ struct Portable {
     for (int32_t value : x.lane) total += value;
     return total;
   }
+
+  template <class Condition>
+  static uint32_t bits_of(Condition holds) {
+    uint32_t bits = 0;
+    for (int i = 0; i < 16; i++) bits |= static_cast<uint32_t>(holds(i)) << i;
+    return bits;
+  }
+  static uint32_t gt(F a, F b) {
+    return bits_of([&](int i) { return a.lane[i] > b.lane[i]; });
+  }
+  static uint32_t ge(F a, F b) {
+    return bits_of([&](int i) { return a.lane[i] >= b.lane[i]; });
+  }
+  static uint32_t is_nan(F a) {
+    return bits_of([&](int i) { return std::isnan(a.lane[i]); });
+  }
+
+  static I load_words(const uint32_t* p) { return load_bytes(reinterpret_cast<const uint8_t*>(p)); }
+  static void store_words(uint32_t* p, I x) { std::memcpy(p, &x, sizeof x); }
+  static I set1_word(uint32_t x) {
+    return each_i([&](int) { return static_cast<int32_t>(x); });
+  }
+  static I bit_xor(I a, I b) {
+    return each_i([&](int i) { return a.lane[i] ^ b.lane[i]; });
+  }
+  static I bit_xor(I a, I b, I c) { return bit_xor(a, bit_xor(b, c)); }
+  static I halved(I x) {
+    return each_i([&](int i) { return static_cast<int32_t>(static_cast<uint32_t>(x.lane[i]) >> 1); });
+  }
+  static F as_float(I x) {
+    F result;
+    std::memcpy(&result, &x, sizeof result);
+    return result;
+  }
+  static I multiply_low_halves(I a, I b) {
+    return each_i([&](int i) {
+      const uint64_t product = uint64_t{static_cast<uint32_t>(a.lane[i & ~1])} * static_cast<uint32_t>(b.lane[i & ~1]);
+      return static_cast<int32_t>(product >> (i & 1) * 32);
+    });
+  }
+  static I high_halves(I x) {
+    return each_i([&](int i) { return i & 1 ? 0 : x.lane[i + 1]; });
+  }
+  static I join_low_halves(I low, I high) {
+    return each_i([&](int i) { return i & 1 ? high.lane[i - 1] : low.lane[i]; });
+  }
+  static I even_lanes(I a, I b) {
+    return each_i([&](int i) { return (i & 2 ? b : a).lane[(i & ~3) + (i & 1)]; });
+  }
+  static I odd_lanes(I a, I b) {
+    return each_i([&](int i) { return (i & 2 ? b : a).lane[(i & ~3) + 2 + (i & 1)]; });
+  }
   static void prefetch(const void*) {}
 };
 
