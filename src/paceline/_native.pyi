@@ -1,6 +1,10 @@
 """The native CPU engine, compiled from native/. Absent where the package was installed without a C++ compiler."""
 
+from collections.abc import Sequence
+
 import numpy as np
+
+from paceline.types import RowSampling
 
 def version() -> str:
     """Version of the package that this extension was built with."""
@@ -45,3 +49,17 @@ def packed_format(type_name: str) -> str:
 
 def packed_bytes(format: str, outputs: int, inputs: int) -> int:
     """Bytes of a packed matrix."""
+
+def sample_rows(logits: np.ndarray, sampling: RowSampling, isa: str = "") -> dict[str, np.ndarray]:
+    """Samples rows of logits [M, V] float32 as sampling.sampler.sample_rows does.
+
+    token_ids [M] int32, -1 where all_banned or has_nan ([M] bool; NaN or +inf among the raw logits) say why; token,
+    rank, top_ids and top of types.Logprobs where num_logprobs is not None; successors [M, k] where num_successors > 0.
+    Raises ValueError for arrays that do not fit and for an unknown isa.
+    """
+
+def row_words(num_groups: int, *, seed: int, stream: int, position: int, purpose: int, isa: str = "") -> np.ndarray:
+    """Random words of the tokens 0 .. 32 * num_groups - 1 of a row: uint32. The vector kernel, for tests."""
+
+def philox4x32(counter: Sequence[int], key: int) -> list[int]:
+    """One block of Philox-4x32-10: four words. The scalar code, for tests."""

@@ -201,16 +201,18 @@ def _frequencies(rope: Any, vectors: Mapping[str, np.ndarray], max_model_len: in
     return np.ascontiguousarray(inverse, dtype=np.float32), float(factor)
 
 
-def _output(sampled: tuple[Any, ...], logits: np.ndarray | None) -> ForwardOutput:
-    token_ids, status, logprobs, _ = sampled
-    _check_numbers(not (status == 2).any())
-    if (status == 1).any():
+def _output(sampled: Mapping[str, np.ndarray], logits: np.ndarray | None) -> ForwardOutput:
+    _check_numbers(not sampled["has_nan"].any())
+    if sampled["all_banned"].any():
         raise ConfigError(
             "every token is banned by allowed_token_ids, banned_token_ids, logit_bias or min_tokens; at least one"
             " must stay: allow more tokens."
         )
+    logprobs = None
+    if "rank" in sampled:
+        logprobs = Logprobs(**{name: sampled[name] for name in ("token", "rank", "top_ids", "top")})
     return ForwardOutput(
-        token_ids=token_ids, logits=logits, logprobs=None if logprobs is None else Logprobs(*logprobs)
+        token_ids=sampled["token_ids"], logits=logits, logprobs=logprobs, successors=sampled.get("successors")
     )
 
 
