@@ -44,7 +44,7 @@ EVERYTHING = ModelSpec(  # windows, caps, norms of q and k, sandwich norms, a la
     hidden_size=96,
     intermediate_size=160,
     num_layers=4,
-    num_heads=6,
+    num_heads=8,
     num_kv_heads=2,
     head_dim=24,
     context_length=CONTEXT,
@@ -62,7 +62,10 @@ EVERYTHING = ModelSpec(  # windows, caps, norms of q and k, sandwich norms, a la
     attention_softcap=5.0,
     final_softcap=8.0,
 )
-WIDE = replace(PLAIN, hidden_size=256, intermediate_size=512, num_layers=2, ropes=(ROPE,) * 2, windows=(None, 9))
+WIDE = replace(
+    PLAIN, hidden_size=256, intermediate_size=512, num_layers=2, head_dim=64,
+    ropes=(RopeSpec(theta=10_000.0, dim=64),) * 2, windows=(None, 9), attention_scale=0.125,
+)  # fmt: skip
 CASES: Mapping[str, tuple[ModelSpec, str]] = {  # the formats want widths of whole blocks
     "f32": (PLAIN, "f32"),
     "f32-everything": (EVERYTHING, "f32"),
