@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -12,83 +11,78 @@
 
 namespace paceline {
 
-inline float nearest_quant(float position) {
-  return static_cast<float>(static_cast<int>(std::clamp(position, 0.0f, 15.0f) + 0.5f));
+using Four = float __attribute__((vector_size(16)));  // outputs, each by itself
+using FourInts = int32_t __attribute__((vector_size(16)));
+
+inline Four nearest_quant(Four position) {
+  position = position < 0 ? Four{} : position;
+  position = position > 15 ? Four{} + 15 : position;
+  return __builtin_convertvector(__builtin_convertvector(position + 0.5f, FourInts), Four);
 }
 
-// Scale and minimum for 32 inputs of 16 outputs at once, each output by itself: starts from several ranges, refits scale
-// and minimum to the quants by least squares and keeps the pair with the smallest squared error.
-inline void fit_q4_1(const float (&w)[kGroup][kLanes], uint16_t (&best_scale)[kLanes], uint16_t (&best_min)[kLanes]) {
-  float low[kLanes], high[kLanes], best_error[kLanes];
-  std::copy_n(w[0], kLanes, low);
-  std::copy_n(w[0], kLanes, high);
-  for (const auto& row : w) {
-    for (int l = 0; l < kLanes; ++l) low[l] = row[l] < low[l] ? row[l] : low[l];
-    for (int l = 0; l < kLanes; ++l) high[l] = row[l] > high[l] ? row[l] : high[l];
+// Starts from several ranges and takes the quants whose least-squares line comes closest to w; an infinite scale where
+// there is none, since w is not finite.
+inline void fit_q4_1(const Four (&w)[kGroup], Four& best_scale, Four& best_min) {
+  Four low = w[0], high = w[0], mean = {};
+  for (const Four& x : w) {
+    low = x < low ? x : low;
+    high = x > high ? x : high;
+    mean += x / kGroup;
   }
-  std::fill_n(best_error, kLanes, INFINITY);
-  std::fill_n(best_scale, kLanes, uint16_t{0x7c00});  // stays where nothing fits: infinity
-  std::fill_n(best_min, kLanes, uint16_t{0});
-  for (const float steps : {15.0f, 14.0f, 15.7f, 16.4f, 17.2f}) {  // 15 = the whole range; more clips its ends
-    float scale[kLanes], min[kLanes], inverse[kLanes], sum_q[kLanes] = {}, sum_qq[kLanes] = {}, sum_w[kLanes] = {},
-                                                        sum_qw[kLanes] = {}, error[kLanes] = {};
-    for (int l = 0; l < kLanes; ++l) {
-      const float range = high[l] - low[l];
-      inverse[l] = range > 1e-30f ? steps / range : 0;
-      min[l] = 0.5f * (low[l] + high[l] - range * (15 / steps));
+  Four best_gain = Four{} - 1;
+  best_scale = Four{} + half_to_float(0x7c00);
+  best_min = Four{};
+  const Four range = high - low, middle = (low + high) * 0.5f;
+  for (const float steps : {15.0f, 14.0f, 15.7f, 16.4f, 17.2f}) {  // of the range; more than 15 clip its ends
+    const Four inverse = range > 1e-30f ? steps / range : Four{};
+    Four sum_q = {}, sum_qq = {}, sum_qw = {};
+    for (const Four& x : w) {
+      const Four q = nearest_quant((x - middle) * inverse + 7.5f);
+      sum_q += q;
+      sum_qq += q * q;
+      sum_qw += q * (x - mean);
     }
-    for (const auto& row : w) {
-      for (int l = 0; l < kLanes; ++l) {
-        const float q = nearest_quant((row[l] - min[l]) * inverse[l]);
-        sum_q[l] += q;
-        sum_qq[l] += q * q;
-        sum_w[l] += row[l];
-        sum_qw[l] += q * row[l];
-      }
-    }
-    for (int l = 0; l < kLanes; ++l) {
-      const float spread = kGroup * sum_qq[l] - sum_q[l] * sum_q[l];
-      const float fitted = spread > 0 ? (kGroup * sum_qw[l] - sum_q[l] * sum_w[l]) / spread : 0;
-      scale[l] = half_to_float(float_to_half(fitted));
-      min[l] = half_to_float(float_to_half((sum_w[l] - scale[l] * sum_q[l]) / kGroup));
-      inverse[l] = scale[l] > 0 ? 1 / scale[l] : 0;
-    }
-    for (const auto& row : w) {
-      for (int l = 0; l < kLanes; ++l) {
-        const float miss = scale[l] * nearest_quant((row[l] - min[l]) * inverse[l]) + min[l] - row[l];
-        error[l] += miss * miss;
-      }
-    }
-    for (int l = 0; l < kLanes; ++l) {
-      if (!(error[l] < best_error[l])) continue;
-      best_error[l] = error[l];
-      best_scale[l] = float_to_half(scale[l]);
-      best_min[l] = float_to_half(min[l]);
-    }
+    const Four spread = sum_qq - sum_q * sum_q / kGroup;
+    const Four scale = spread > 0 ? sum_qw / spread : Four{};
+    const Four gain = scale * sum_qw;  // what the line explains of w's square sum
+    const auto better = gain > best_gain;
+    best_gain = better ? gain : best_gain;
+    best_scale = better ? scale : best_scale;
+    best_min = better ? mean - scale * sum_q / kGroup : best_min;
   }
 }
 
 inline bool pack_q4_1(const uint8_t* const* rows, int lanes, const Matrix& matrix, uint8_t* panel) {
   bool finite = true;
-  for (size_t group = 0; group < matrix.groups(); ++group) {
-    float w[kGroup][kLanes] = {};
-    const int count = std::min<int>(kGroup, matrix.inputs - static_cast<int>(group) * kGroup);
-    for (int lane = 0; lane < lanes; ++lane) {
-      float row[kGroup];
-      std::memcpy(row, rows[lane] + group * sizeof(row), count * sizeof(float));
-      for (int i = 0; i < count; ++i) w[i][lane] = row[i];
-    }
-    uint16_t scale[kLanes], min[kLanes];
-    fit_q4_1(w, scale, min);
-    for (int lane = 0; lane < lanes; ++lane) {
-      const float factor = half_to_float(scale[lane]), start = half_to_float(min[lane]);
-      uint8_t q[kGroup];
-      for (int i = 0; i < kGroup; ++i) {
-        q[i] = static_cast<uint8_t>(nearest_quant(factor > 0 ? (w[i][lane] - start) * (1 / factor) : 0));
+  for (int first = 0; first < lanes; first += 4) {
+    const int filled = std::min(4, lanes - first);
+    for (size_t group = 0; group < matrix.groups(); ++group) {
+      const int count = std::min<int>(kGroup, matrix.inputs - static_cast<int>(group) * kGroup);
+      float row[4][kGroup] = {};
+      for (int l = 0; l < filled; ++l) {
+        std::memcpy(row[l], rows[first + l] + group * sizeof(row[l]), count * sizeof(float));
       }
-      write_quants<Quants::kU4>(q, lane, panel + group * quant_bytes(Quants::kU4));
-      const ggml::Scales scales{.d = scale[lane], .dmin = min[lane]};
-      finite &= write_scales<Scales::kHalfMin>(scales, lane, group, panel + matrix.scales_offset());
+      Four w[kGroup], scale, min;
+      for (int i = 0; i < kGroup; ++i) w[i] = Four{row[0][i], row[1][i], row[2][i], row[3][i]};
+      fit_q4_1(w, scale, min);
+
+      ggml::Scales halves[4];
+      for (int l = 0; l < 4; ++l) {
+        halves[l].d = float_to_half(scale[l]);
+        halves[l].dmin = float_to_half(min[l]);
+        scale[l] = half_to_float(halves[l].d);
+        min[l] = half_to_float(halves[l].dmin);
+      }
+      const Four inverse = scale > 0 ? 1 / scale : Four{};
+      uint8_t q[4][kGroup];
+      for (int i = 0; i < kGroup; ++i) {
+        const Four nearest = nearest_quant((w[i] - min) * inverse);
+        for (int l = 0; l < 4; ++l) q[l][i] = static_cast<uint8_t>(nearest[l]);
+      }
+      for (int l = 0; l < filled; ++l) {
+        write_quants<Quants::kU4>(q[l], first + l, panel + group * quant_bytes(Quants::kU4));
+        finite &= write_scales<Scales::kHalfMin>(halves[l], first + l, group, panel + matrix.scales_offset());
+      }
     }
   }
   return finite;

@@ -32,7 +32,14 @@ inline void split_nibbles(const uint8_t* bytes, int count, uint8_t* q) {  // low
 }
 
 inline void add_fifth_bits(const uint8_t* bytes, uint8_t* q) {  // of 32 quants, a bit each
-  for (int i = 0; i < 32; ++i) q[i] |= (bytes[i / 8] >> (i % 8) & 1) << 4;
+  for (int i = 0; i < 4; ++i) {  // eight at once: byte j keeps bit j of its copy, any bit there carries into bit 7
+    constexpr uint64_t kOnes = 0x0101010101010101;
+    const uint64_t bits = bytes[i] * kOnes & 0x8040201008040201;
+    uint64_t quants;
+    std::memcpy(&quants, q + 8 * i, 8);
+    quants |= ((bits + 0x7f * kOnes) & 0x80 * kOnes) >> 3;
+    std::memcpy(q + 8 * i, &quants, 8);
+  }
 }
 
 struct Q4_0 {
@@ -159,10 +166,12 @@ struct Q2_K {  // unpacked to floats: a minimum of each 16 inputs has no place i
   static constexpr int kInputs = 256, kBytes = 84;
   static void values(const uint8_t* block, float* w) {
     const float d = half_to_float(half_at(block + 80)), dmin = half_to_float(half_at(block + 82));
-    for (int i = 0; i < 256; ++i) {
-      const int q = block[16 + 32 * (i / 128) + i % 32] >> (2 * (i / 32 % 4)) & 3;
-      const int scale = block[i / 16];
-      w[i] = d * static_cast<float>(scale & 15) * static_cast<float>(q) - dmin * static_cast<float>(scale >> 4);
+    for (int part = 0; part < 16; ++part) {  // of 16 inputs
+      const float scale = d * static_cast<float>(block[part] & 15), min = dmin * static_cast<float>(block[part] >> 4);
+      const uint8_t* low = block + 16 + 32 * (part / 8) + 16 * (part % 2);
+      for (int i = 0; i < 16; ++i) {
+        w[16 * part + i] = scale * static_cast<float>(low[i] >> (2 * (part / 2 % 4)) & 3) - min;
+      }
     }
   }
 };

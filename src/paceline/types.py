@@ -250,6 +250,9 @@ class ForwardBatch:
     ancestors: list[np.ndarray | None]  # R times [n, n] bool, row i sees own token j (itself included); None = causal
     logit_rows: np.ndarray  # [M] int32, indices into the T tokens
     hidden_layers: tuple[int | str, ...] = ()  # i = entering layer i, L = leaving the last, "final" = after the norm
+    layers: tuple[int, ...] | None = (
+        None  # run these only, ascending; others pass states on, their K/V stay. None = all
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,9 @@ def random_rows(kind: str, outputs: int, inputs: int, *, seed: int) -> np.ndarra
     if kind in FLOATS:
         return rng.standard_normal((outputs, inputs)).astype(FLOATS[kind]).view(np.uint8)
     if kind == "BF16":
-        return (rng.standard_normal((outputs, inputs)).astype(np.float32).view(np.uint32) >> 16).astype("<u2").view("u1")
+        return (
+            (rng.standard_normal((outputs, inputs)).astype(np.float32).view(np.uint32) >> 16).astype("<u2").view("u1")
+        )
     block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks = rng.integers(0, 256, (outputs * inputs // block, block_bytes), np.uint8)
     for offset in HALVES[kind]:
