@@ -137,22 +137,24 @@ def test_logits_of_minus_infinity():
         check(logits, rows(20, **filters, num_logprobs=100, num_successors=100))
 
 
-@pytest.mark.parametrize("lucky", [False, True])
-def test_extreme_words(lucky):
-    """Words at the ends of their range, where the bounds that spare the exact race are tightest."""
-    counter = {"seed": 3, "stream": 0, "purpose": 0}
-    positions = np.arange(400_000, dtype=np.uint64)
-    likeliest, unlikely = (words(np.full(len(positions), b), position=positions, **counter)[:, 0] for b in (0, 50))
-    picked = positions[np.argsort(~unlikely if lucky else likeliest)[:30]]
-    logits = np.full((30, 256), -np.inf, np.float32)
+@pytest.mark.parametrize(
+    ("position", "token", "word"),
+    [(13_424_354, 145, 0xFFFFFFFF), (6_948_711, 0, 0x1F)],  # found by search: as lucky and as unlucky as words get
+)
+def test_extreme_words(position, token, word):
+    """There the bounds that spare blocks and tokens the exact race are tightest."""
+    counter = {"seed": 3, "stream": 0, "purpose": 0, "position": position}
+    assert words(np.array([token // 4]), **counter)[0, token % 4] == word
+    count = 400
+    logits = np.full((count, 256), -np.inf, np.float32)
     logits[:, 0] = 0
-    if lucky:
-        logits[:, 200] = -np.linspace(8, 16, 30)  # alone in its block of 64
-    else:
-        logits[:, 64:] = -np.linspace(1, 30, 192)
-    sampling = rows(30, **{name: np.full(30, value) for name, value in counter.items()}, position=picked)
+    if token:  # a far less likely one wins, alone in its block of 64
+        logits[:, token] = np.linspace(-26, -18, count)
+    else:  # the likeliest loses against the next, and they to others
+        logits[:, 64:] = np.linspace(-30, -2, count)[:, None] - np.linspace(0, 2, 192)
+    sampling = rows(count, **{name: np.full(count, value) for name, value in counter.items()})
     won = check(logits, sampling).token_ids
-    assert 5 < np.count_nonzero(won) < 31
+    assert 20 < np.count_nonzero(won) < count - 20
 
 
 def test_adjustments_and_masks():
