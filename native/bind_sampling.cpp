@@ -145,7 +145,8 @@ void bind_sampling(nb::module_& module) {
   module.def("sample_rows", &sample_rows, nb::arg("logits"), nb::arg("sampling"), nb::arg("isa") = "",
              "Samples rows of logits [M, V] float32 by a types.RowSampling.");
   module.def("row_words", &row_words, nb::arg("num_groups"), nb::kw_only(), nb::arg("seed"), nb::arg("stream"),
-             nb::arg("position"), nb::arg("purpose"), nb::arg("isa") = "", "Words of the tokens 0 .. 32 * num_groups - 1.");
+             nb::arg("position"), nb::arg("purpose"), nb::arg("isa") = "",
+             "Words of the tokens 0 .. 32 * num_groups - 1.");
   module.def("philox4x32",
              [](std::array<uint32_t, 4> counter, uint64_t key) {
                const Words words = philox4x32({{counter[0], counter[1], counter[2], counter[3]}}, key);

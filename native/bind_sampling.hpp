@@ -34,8 +34,8 @@ class SampledRows {
   const RowParams* params() const { return params_.data(); }
   RowResult* results() { return results_.data(); }
 
-  // A dict of arrays: token_ids [M] int32 (-1 where there is none), all_banned and has_nan [M] bool; token, rank, top_ids
-  // and top of types.Logprobs where asked for; successors [M, k] int32 where asked for.
+  // A dict of arrays: token_ids [M] int32 (-1 where there is none), all_banned and has_nan [M] bool; token, rank,
+  // top_ids and top of types.Logprobs where asked for; successors [M, k] int32 where asked for.
   nb::object arrays() const;
 
  private:

@@ -1,4 +1,4 @@
-// Philox-4x32-10 (Salmon et al., SC 2011): the words of docs/noise.md, one block of four at a time, or 32 tokens at once.
+// Philox-4x32-10 (Salmon et al., SC 2011): the words of docs/noise.md, for one block of 4 tokens or 32 tokens at once.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,8 @@ struct RowNoise {
   }
 };
 
-// Words of 32 consecutive tokens of a row. While only token / 4 varies, most of the first two rounds is the same for the
-// whole row: it is computed once, here.
+// Words of 32 consecutive tokens of a row. Only token / 4 varies, so most of the first two rounds is the same for the
+// whole row: the constructor computes it.
 template <class V>
 class VectorPhilox {
   using I = typename V::I;

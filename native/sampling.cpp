@@ -11,9 +11,10 @@ namespace paceline {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int kFew = 512;       // tokens worth sorting
-constexpr double kNats = 60;    // weights under e^-60 have no part in a mass
+constexpr int kFew = 512;     // tokens worth sorting
+constexpr double kNats = 42;  // smaller weights than e^-42 have no part in a mass
 
+// RowSampler::Key: a token's place in the order of its row, the larger number first.
 uint64_t key_of(float logit, int32_t id) {
   const auto bits = std::bit_cast<int32_t>(logit + 0.0f);  // -0 becomes 0
   const uint32_t ordered = static_cast<uint32_t>(bits < 0 ? ~bits : bits ^ INT32_MIN);
@@ -55,7 +56,8 @@ void ban(std::vector<float>& logits, const uint8_t* allowed) {
 
 int32_t first_of_max(const VocabularyRow& row) {
   const auto block = std::find(row.block_max, row.block_max + vocabulary_blocks(row.size), row.max) - row.block_max;
-  return static_cast<int32_t>(std::find(row.logits + block * kVocabularyBlock, row.logits + row.size, row.max) - row.logits);
+  const float* first = std::find(row.logits + block * kVocabularyBlock, row.logits + row.size, row.max);
+  return static_cast<int32_t>(first - row.logits);
 }
 
 }  // namespace
@@ -134,9 +136,9 @@ void RowSampler::keep_best(const VocabularyRow& row, int count, float floor) {
   }
 }
 
-// Last token of the smallest set of likeliest ones that holds top_p of the mass: of keys_ if they are `limited` by top_k,
-// else of the logits >= floor. No sort of the vocabulary: bisection narrows the place where the mass is reached down to a
-// few tokens, and only those are sorted.
+// Last token of the smallest set of likeliest ones that holds top_p of the mass: of keys_ if they are `limited` by
+// top_k, else of the logits >= floor. No sort of the vocabulary: bisection narrows the place where the mass is reached
+// down to a few tokens, and only those are sorted.
 RowSampler::Key RowSampler::nucleus(const VocabularyRow& row, const RowParams& params, float floor, bool limited) {
   const LogWeight log_weight{row.max, params.temperature};
   const auto weight = [&](Key key) { return std::exp(log_weight(logit_of(key))); };

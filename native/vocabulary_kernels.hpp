@@ -10,7 +10,7 @@ namespace paceline {
 constexpr int kVocabularyBlock = 64;
 namespace {
 constexpr int vocabulary_blocks(int size) { return (size + kVocabularyBlock - 1) / kVocabularyBlock; }
-}
+}  // namespace
 
 struct VocabularyRow {
   const float* logits;     // [size]
