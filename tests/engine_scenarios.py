@@ -21,6 +21,7 @@ from paceline.control.policy import FixedLength
 from paceline.draft.draft_model import DraftModelDrafter
 from paceline.draft.ngram import NgramDrafter
 from paceline.engine.engine import Engine
+from paceline.interfaces import Runner
 from paceline.testing import ScriptedDrafter, ToyModel
 from paceline.types import Delta, Draft, RequestOutput, RequestView, SamplingParams
 from toy_engine import TOKENIZER
@@ -124,7 +125,7 @@ def toy(**options: Any) -> ToyModel:
     return ToyModel(**{"vocab_size": V, "seed": 3, "order": 3, "max_model_len": CONTEXT, **options})
 
 
-def engine_of(runner: ToyModel, *, rule: str = "coupled", drafter: Any = None, setting: Setting) -> Engine:
+def engine_of(runner: Runner, *, rule: str = "coupled", drafter: Any = None, setting: Setting) -> Engine:
     return Engine(
         runner,
         tokenizer=TOKENIZER,
@@ -140,13 +141,14 @@ def engine_of(runner: ToyModel, *, rule: str = "coupled", drafter: Any = None, s
 
 
 ALONE = Setting(4, 100, 8, 64, False, 1, "none", 0, 0)
-_plain_outputs: dict[str, RequestOutput] = {}  # the reference is a pure function: computed once
+MakeRunner = Callable[..., Runner]  # takes num_blocks, block_size, and for a draft model drift and max_model_len
+_plain_outputs: dict[tuple[MakeRunner, str], RequestOutput] = {}  # the reference is a pure function: computed once
 
 
-def plain_alone(arrival: Arrival) -> RequestOutput:
-    key = repr((arrival.prompt, arrival.params))
+def plain_alone(arrival: Arrival, make_runner: MakeRunner = toy) -> RequestOutput:
+    key = make_runner, repr((arrival.prompt, arrival.params))
     if key not in _plain_outputs:
-        engine = engine_of(toy(num_blocks=ALONE.num_blocks, block_size=ALONE.block_size), setting=ALONE)
+        engine = engine_of(make_runner(num_blocks=ALONE.num_blocks, block_size=ALONE.block_size), setting=ALONE)
         engine.add_request(list(arrival.prompt), arrival.params)
         while engine.has_unfinished:
             for delta in engine.step():
@@ -181,13 +183,15 @@ def script(
     return propose
 
 
-def drafter_of(setting: Setting, answers: dict[str, list[int]], *, needs_law: bool) -> Any:
+def drafter_of(
+    setting: Setting, answers: dict[str, list[int]], *, needs_law: bool, make_runner: MakeRunner = toy
+) -> Any:
     if setting.drafter == "none":
         return None
     if setting.drafter == "ngram":
         return NgramDrafter(max_ngram=3, min_ngram=1)
     if setting.drafter == "draft_model":
-        model = toy(drift=0.7, num_blocks=setting.draft_blocks, block_size=setting.block_size, max_model_len=30)
+        model = make_runner(drift=0.7, num_blocks=setting.draft_blocks, block_size=setting.block_size, max_model_len=30)
         return DraftModelDrafter(
             model,
             rule_needs_law=needs_law,
@@ -201,11 +205,14 @@ def drafter_of(setting: Setting, answers: dict[str, list[int]], *, needs_law: bo
 class Scenario:
     """Runs arrivals through one engine; `outputs` and `deltas` hold what became of each."""
 
-    def __init__(self, setting: Setting, plan: list[Arrival], *, rule: str) -> None:
+    def __init__(self, setting: Setting, plan: list[Arrival], *, rule: str, make_runner: MakeRunner = toy) -> None:
         self.plan = plan
+        self.make_runner = make_runner
         self.answers: dict[str, list[int]] = {}
-        self.drafter = drafter_of(setting, self.answers, needs_law=rule in ("rejection", "block"))
-        runner = toy(num_blocks=setting.num_blocks, block_size=setting.block_size)
+        self.drafter = drafter_of(
+            setting, self.answers, needs_law=rule in ("rejection", "block"), make_runner=make_runner
+        )
+        runner = make_runner(num_blocks=setting.num_blocks, block_size=setting.block_size)
         self.engine = engine_of(runner, rule=rule, drafter=self.drafter, setting=setting)
         self.ids: dict[int, str] = {}
         self.started: dict[int, int] = {}
@@ -229,7 +236,7 @@ class Scenario:
             if index not in self.ids and arrival.at_step <= step:
                 request_id = self.engine.add_request(list(arrival.prompt), arrival.params, stream=arrival.stream)
                 self.ids[index], self.started[index] = request_id, step
-                for choice in plain_alone(arrival).outputs:
+                for choice in plain_alone(arrival, self.make_runner).outputs:
                     self.answers[f"{request_id}/{choice.index}"] = [*arrival.prompt, *choice.token_ids]
 
     def cancel(self, step: int) -> None:
@@ -278,7 +285,7 @@ class Scenario:
 
     def check_equal_to_plain(self) -> None:
         for index, arrival in enumerate(self.plan):
-            output, plain = self.outputs[self.ids[index]], plain_alone(arrival)
+            output, plain = self.outputs[self.ids[index]], plain_alone(arrival, self.make_runner)
             assert output.prompt_token_ids == arrival.prompt
             for choice, alone in zip(output.outputs, plain.outputs, strict=True):
                 if choice.finish_reason == "abort":
@@ -290,8 +297,15 @@ class Scenario:
                 assert output.prompt_logprobs == plain.prompt_logprobs
 
 
-def play(setting: Setting, plan: list[Arrival], *, rule: str = "coupled", equal: bool = True) -> None:
-    scenario = Scenario(setting, plan, rule=rule)
+def play(
+    setting: Setting,
+    plan: list[Arrival],
+    *,
+    rule: str = "coupled",
+    equal: bool = True,
+    make_runner: MakeRunner = toy,
+) -> None:
+    scenario = Scenario(setting, plan, rule=rule, make_runner=make_runner)
     scenario.run()
     scenario.check_end()
     if equal:

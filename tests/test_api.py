@@ -23,9 +23,10 @@ FIELDS = {
         "ignore_eos", "seed", "n", "logprobs", "prompt_logprobs", "skip_special_tokens", "speculation",
     ],
     "EngineConfig": [
-        "engine", "dtype", "device", "max_model_len", "num_threads", "cache", "scheduler", "speculation",
+        "engine", "dtype", "quantization", "device", "max_model_len", "num_threads", "cache", "scheduler",
+        "speculation",
     ],
-    "CacheConfig": ["block_size", "kv_cache_memory", "prefix_caching"],
+    "CacheConfig": ["block_size", "kv_cache_memory", "prefix_caching", "kv_cache_dtype"],
     "SchedulerConfig": ["max_num_seqs", "max_num_batched_tokens"],
     "SpeculationConfig": [
         "method", "num_speculative_tokens", "verification", "max_ngram", "min_ngram", "model", "kv_cache_memory",

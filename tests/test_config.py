@@ -37,8 +37,31 @@ def refusal(cls, options) -> str:
             SchedulerConfig, {"max_num_batched_tokens": 0},
             "max_num_batched_tokens must be an integer >= 1; got 0: try 512.",
         ),
-        (EngineConfig, {"engine": "steam"}, "engine must be one of auto, torch; got 'steam': try auto."),
+        (EngineConfig, {"engine": "steam"}, "engine must be one of auto, torch, native; got 'steam': try auto."),
         (EngineConfig, {"dtype": "int3"}, "dtype must be one of auto, float32, bfloat16; got 'int3': try auto."),
+        (EngineConfig, {"quantization": "int5"}, "quantization must be one of int8, int4; got 'int5': try int8."),
+        (
+            CacheConfig, {"kv_cache_dtype": "float32"},
+            "kv_cache_dtype must be one of auto, float16, int8; got 'float32': try float16.",
+        ),
+        (
+            EngineConfig, {"engine": "native", "device": "cuda"},
+            "the native engine runs on cpu only; got device 'cuda': try engine torch.",
+        ),
+        (
+            EngineConfig, {"quantization": "int8", "dtype": "float32"},
+            "quantization 'int8' and dtype 'float32' both say how weights are kept: drop one.",
+        ),
+        (
+            EngineConfig, {"engine": "torch", "quantization": "int4"},
+            "quantization is read by the native engine only; engine 'torch' on device 'cpu' would ignore it: drop it, "
+            "or take engine native on cpu.",
+        ),
+        (
+            EngineConfig, {"device": "cuda", "cache": CacheConfig(kv_cache_dtype="int8")},
+            "kv_cache_dtype is read by the native engine only; engine 'auto' on device 'cuda' would ignore it: drop "
+            "it, or take engine native on cpu.",
+        ),
         (EngineConfig, {"device": ""}, "device must be a torch device such as cpu or cuda:0; got ''."),
         (EngineConfig, {"device": None}, "device must be a torch device such as cpu or cuda:0; got None."),
         (EngineConfig, {"max_model_len": 1}, "max_model_len must be an integer >= 2; got 1: try 2048."),

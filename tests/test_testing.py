@@ -205,3 +205,8 @@ def test_char_tokenizer_round_trips():
     assert CharTokenizer("ab").fingerprint != tokenizer.fingerprint
     with pytest.raises(PromptError, match="'é'"):
         tokenizer.encode("é")
+
+
+def test_toy_model_has_no_layers_to_skip():
+    with pytest.raises(AssertionError, match="has no layers"):
+        toy().forward(replace(batch(IDS, table=[0, 1]), layers=(0,)))

@@ -1,18 +1,20 @@
-"""Tiny random transformers models beside the runner made of their weights, and batches for both."""
+"""Tiny random transformers models beside the runner made of their weights."""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 import transformers
 
+from batches import BLOCK_SIZE, VOCAB_SIZE
 from paceline.models.architecture import ModelSpec
 from paceline.models.torch_runner import TorchRunner
-from paceline.types import ForwardBatch
 
-BLOCK_SIZE = 4
 BASE = {
-    "vocab_size": 97,
+    "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 4,
@@ -24,6 +26,63 @@ BASE = {
     "eos_token_id": 2,
     "initializer_range": 0.3,
 }
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16, "rope_theta": 10_000.0,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10_000.0}
+
+
+def longrope(dim: int) -> dict:
+    """Rope parameters of Phi-3's kind for a head of `dim`."""
+    return {
+        "rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 64,
+        "short_factor": [1.0 + 0.1 * i for i in range(dim // 2)],
+        "long_factor": [2.0 + 0.5 * i for i in range(dim // 2)],
+    }  # fmt: skip
+
+
+FAMILIES = {  # transformers class and what is changed in BASE
+    "llama": ("Llama", {}),
+    "llama-head-dim-bias": ("Llama", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "llama-tied-mha": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}}),
+    "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN}),
+    "llama-yarn-mscale": (
+        "Llama",
+        {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3, "truncate": False, "beta_fast": 8.0}},
+    ),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": 7}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24}),
+    "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24}),
+    "gemma3-final-cap": ("Gemma3", {"head_dim": 16, "sliding_window_pattern": 2, "final_logit_softcapping": 5.0}),
+    "gemma3-linear": (
+        "Gemma3",
+        {
+            "head_dim": 16, "sliding_window": 6, "num_hidden_layers": 6,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
+    "smollm3-window": ("SmolLM3", {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 5}),
+    "phi3": ("Phi3", {}),
+    "phi3-window": ("Phi3", {"sliding_window": 7}),
+    "phi3-partial": ("Phi3", {"rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}),
+    # A maximum length within the original context takes the short factors, as transformers does for short passes
+    "phi3-longrope-short": (
+        "Phi3",
+        {"original_max_position_embeddings": 64, "rope_parameters": {**longrope(8), "partial_rotary_factor": 1.0}},
+    ),
+}  # fmt: skip
 
 
 class Peer:
@@ -75,46 +134,20 @@ def canonical_weights(state: dict[str, torch.Tensor], family: str, spec: ModelSp
     return weights
 
 
-def make_batch(
-    requests: list[dict],
-    *,
-    logit_rows: np.ndarray | None = None,
-    hidden_layers: tuple = (),
-    block_size: int = BLOCK_SIZE,
-) -> ForwardBatch:
-    """Packs requests: each has tokens, context, table, and optionally ancestors and depths."""
-    tokens, positions, slots, starts = [], [], [], [0]
-    for r in requests:
-        n = len(r["tokens"])
-        keys = r["context"] + np.arange(n)
-        table = np.asarray(r["table"])
-        tokens.append(np.asarray(r["tokens"], dtype=np.int32))
-        positions.append(r["context"] + np.asarray(r.get("depths", np.arange(n)), dtype=np.int32))
-        slots.append(table[keys // block_size].astype(np.int64) * block_size + keys % block_size)
-        starts.append(starts[-1] + n)
-    return ForwardBatch(
-        token_ids=np.concatenate(tokens),
-        positions=np.concatenate(positions).astype(np.int32),
-        slots=np.concatenate(slots),
-        query_starts=np.array(starts, dtype=np.int32),
-        context_lengths=np.array([r["context"] for r in requests], dtype=np.int32),
-        block_tables=[np.asarray(r["table"], dtype=np.int32) for r in requests],
-        ancestors=[r.get("ancestors") for r in requests],
-        logit_rows=np.arange(starts[-1], dtype=np.int32) if logit_rows is None else logit_rows,
-        hidden_layers=hidden_layers,
+def model_of_layers(peer: Peer, layers: Sequence[int]) -> tuple[ModelSpec, dict[str, np.ndarray]]:
+    """The peer's model with only some of its layers."""
+    spec = dataclasses.replace(
+        peer.spec,
+        num_layers=len(layers),
+        ropes=tuple(peer.spec.ropes[i] for i in layers),
+        windows=tuple(peer.spec.windows[i] for i in layers),
     )
-
-
-def run_in_chunks(runner: TorchRunner, tokens: np.ndarray, table: list[int], sizes: list[int]) -> np.ndarray:
-    """Logits of all tokens, computed in passes of the given sizes."""
-    logits, done = [], 0
-    for size in sizes:
-        batch = make_batch([{"tokens": tokens[done : done + size], "context": done, "table": table}])
-        logits.append(runner.forward(batch).logits)
-        done += size
-    assert done == len(tokens)
-    return np.concatenate(logits)
-
-
-def random_tokens(length: int, seed: int = 3) -> np.ndarray:
-    return np.random.default_rng(seed).integers(3, BASE["vocab_size"], length).astype(np.int32)
+    weights = {name: array for name, array in peer.weights.items() if not name.startswith("model.layers.")}
+    for new, old in enumerate(layers):
+        start = f"model.layers.{old}."
+        weights |= {
+            f"model.layers.{new}.{name.removeprefix(start)}": array
+            for name, array in peer.weights.items()
+            if name.startswith(start)
+        }
+    return spec, weights

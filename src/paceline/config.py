@@ -12,7 +12,9 @@ from typing import Any, Literal, get_args
 from paceline.errors import ConfigError
 
 DType = Literal["auto", "float32", "bfloat16"]
-Engine = Literal["auto", "torch"]
+Engine = Literal["auto", "torch", "native"]
+Quantization = Literal["int8", "int4"]
+KVCacheDType = Literal["auto", "float16", "int8"]
 Rule = Literal["coupled", "rejection", "block", "typical"]
 Method = Literal["none", "auto", "ngram", "draft_model"]
 
@@ -56,8 +58,10 @@ class CacheConfig:
         None  # bytes; None = a quarter of the free memory, at most what max_num_seqs full contexts need
     )
     prefix_caching: bool = True  # reuse full blocks whose token prefix was computed before
+    kv_cache_dtype: KVCacheDType = "auto"  # native engine: auto = float16; the torch engine's K/V follow dtype
 
     def __post_init__(self) -> None:
+        one_of("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDType))
         at_least("block_size", self.block_size, 1, example=16)
         if self.block_size & (self.block_size - 1):
             below = 1 << (self.block_size.bit_length() - 1)
@@ -166,9 +170,12 @@ class SpeculationConfig:
 class EngineConfig:
     """Everything an engine is built from, but for the model's name."""
 
-    engine: Engine = "auto"  # what runs the passes; torch is the only one so far
-    dtype: DType = "auto"  # of weights and K/V; auto = float32 on a CPU, where speculation stays id for id equal
-    device: str = "cpu"  # any torch device
+    engine: Engine = "auto"  # what runs the passes; auto = native on a CPU where it is built, else torch
+    dtype: DType = (
+        "auto"  # of the weights; auto: native keeps the file's own, torch takes float32 on a CPU, else bfloat16
+    )
+    quantization: Quantization | None = None  # native: quantise the weights of a float checkpoint
+    device: str = "cpu"  # any torch device; the native engine runs on cpu
     max_model_len: int | None = (
         None  # tokens a sequence may hold; None = the model's context, or less if the K/V budget is less
     )
@@ -180,6 +187,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         one_of("engine", self.engine, get_args(Engine))
         one_of("dtype", self.dtype, get_args(DType))
+        if self.quantization is not None:
+            one_of("quantization", self.quantization, get_args(Quantization))
         if not (isinstance(self.device, str) and self.device):
             raise ConfigError(f"device must be a torch device such as cpu or cuda:0; got {self.device!r}.")
         if self.max_model_len is not None:
@@ -189,3 +198,24 @@ class EngineConfig:
         for name, kind in (("cache", CacheConfig), ("scheduler", SchedulerConfig), ("speculation", SpeculationConfig)):
             if not isinstance(getattr(self, name), kind):
                 raise ConfigError(f"{name} must be a {kind.__name__}; got {getattr(self, name)!r}.")
+        self._refuse_unread()
+
+    def _refuse_unread(self) -> None:
+        """Raises ConfigError for an option that the chosen engine would ignore."""
+        if self.engine == "native" and self.device != "cpu":
+            raise ConfigError(f"the native engine runs on cpu only; got device {self.device!r}: try engine torch.")
+        if self.quantization is not None and self.dtype != "auto":
+            raise ConfigError(
+                f"quantization {self.quantization!r} and dtype {self.dtype!r} both say how weights are kept: drop one."
+            )
+        if self.native_options and (self.engine == "torch" or self.device != "cpu"):
+            raise ConfigError(
+                f"{self.native_options[0]} is read by the native engine only; engine {self.engine!r} on device "
+                f"{self.device!r} would ignore it: drop it, or take engine native on cpu."
+            )
+
+    @property
+    def native_options(self) -> tuple[str, ...]:
+        """Names of the options set here that only the native engine can honour."""
+        quantization = ("quantization",) if self.quantization is not None else ()
+        return quantization + (("kv_cache_dtype",) if self.cache.kv_cache_dtype != "auto" else ())

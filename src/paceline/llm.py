@@ -6,21 +6,21 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
 from paceline import verify
-from paceline.cache.budget import plan_blocks
-from paceline.config import CacheConfig, EngineConfig, SpeculationConfig
+from paceline.config import EngineConfig, SpeculationConfig
 from paceline.control.policy import FixedLength
 from paceline.engine.counters import counters
 from paceline.engine.engine import Engine
 from paceline.engine.interrupt import deferred_interrupt
 from paceline.engine.probe import last_row
 from paceline.engine.progress import BatchProgress
-from paceline.errors import CacheError, ConfigError, MissingDependencyError, PromptError
+from paceline.errors import CacheError, ConfigError, PromptError
 from paceline.interfaces import Drafter, Runner
+from paceline.models import runners
 from paceline.sampling.sampler import race_margin
 from paceline.types import Delta, RequestOutput, SamplingParams
 
@@ -42,7 +42,7 @@ class LLM:
     it takes the place of the config's. progress: show bars while a model is fetched.
 
     Raises ModelError if the model cannot be had, CacheError if the K/V budget is too small, DraftMismatchError if the
-    drafter does not fit, ConfigError for a wrong setting.
+    drafter does not fit, MissingDependencyError if no engine is installed, ConfigError for a wrong setting.
     """
 
     def __init__(
@@ -56,10 +56,12 @@ class LLM:
         config = config or EngineConfig()
         if speculation is not None:
             config = replace(config, speculation=SpeculationConfig.parse(speculation))
-        self.config = config
+        self.config = config = runners.resolve(config)
         self._model = _load(model, progress=progress)
         self.tokenizer = self._model.tokenizer
-        self.runner = _runner(self._model, config, config.cache, max_model_len=config.max_model_len)
+        self.runner = runners.create_runner(
+            self._model, config, cache=config.cache, max_model_len=config.max_model_len, progress=progress
+        )
         _check_room(config, self.runner)
         rule = config.speculation
         verifier = verify.create(rule.verification, epsilon=rule.typical_epsilon, alpha=rule.typical_alpha)
@@ -82,12 +84,13 @@ class LLM:
 
     @property
     def model_card(self) -> str:
-        """One line: name, precision of the weights, size of the K/V cache."""
+        """One line: name, precision of the weights, engine, type and size of the K/V cache."""
         kv = self.runner.kv
         tokens, mebibytes = kv.num_blocks * kv.block_size, kv.num_blocks * kv.bytes_per_block / 2**20
+        kv_dtype = runners.kv_dtype(self.config)
         return (
-            f"{self._model.name}, {self._model.precision}, computed in {_dtype(self.config)}; "
-            f"KV cache up to {tokens:,} tokens ({mebibytes:,.0f} MiB), context {self.runner.max_model_len:,}"
+            f"{self._model.name}, {runners.describe(self._model, self.config, self.runner)}; "
+            f"KV cache {kv_dtype} up to {tokens:,} tokens ({mebibytes:,.0f} MiB), context {self.runner.max_model_len:,}"
         )
 
     def generate(
@@ -233,35 +236,6 @@ def _load(model: str | PathLike[str] | LoadedModel, *, progress: bool) -> Loaded
     raise ConfigError(f"model must be a name, a path or a LoadedModel; got {type(model).__name__}: try 'smollm2-135m'.")
 
 
-def _runner(model: LoadedModel, config: EngineConfig, cache: CacheConfig, *, max_model_len: int | None) -> Runner:
-    """The model on the chosen engine, with as many K/V blocks as the budget pays for."""
-    try:
-        from paceline.models.torch_runner import TorchRunner, free_device_bytes, kv_bytes_per_block
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingDependencyError("the torch engine needs torch: pip install 'paceline[torch]'.") from error
-    dtype = _dtype(config)
-    max_model_len = max_model_len or model.spec.context_length
-    num_blocks = plan_blocks(
-        cache,
-        bytes_per_block=kv_bytes_per_block(model.spec, block_size=cache.block_size, dtype=dtype),
-        max_model_len=max_model_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        free_bytes=free_device_bytes(config.device),
-    )
-    return TorchRunner(
-        model.spec,
-        model.weights,
-        num_blocks=num_blocks,
-        block_size=cache.block_size,
-        max_model_len=max_model_len,
-        dtype=dtype,
-        device=config.device,
-        num_threads=config.num_threads,
-    )
-
-
 def _check_room(config: EngineConfig, runner: Runner) -> None:
     """Raises CacheError if the K/V budget holds fewer tokens than max_model_len asks for."""
     if config.max_model_len is not None and runner.max_model_len < config.max_model_len:
@@ -286,7 +260,7 @@ def _drafter(config: EngineConfig, target: LoadedModel, *, needs_laws: bool, pro
         context = model.spec.context_length  # where a draft model's ends, it drafts no more
         max_model_len = min(config.max_model_len or context, context)
         return DraftModelDrafter(
-            _runner(model, config, cache, max_model_len=max_model_len),
+            runners.create_runner(model, config, cache=cache, max_model_len=max_model_len, progress=progress),
             rule_needs_law=needs_laws,
             prefix_caching=cache.prefix_caching,
             vocab_size=target.spec.vocab_size,
@@ -296,12 +270,6 @@ def _drafter(config: EngineConfig, target: LoadedModel, *, needs_laws: bool, pro
     from paceline.draft.ngram import NgramDrafter
 
     return NgramDrafter(max_ngram=rule.max_ngram, min_ngram=rule.min_ngram)
-
-
-def _dtype(config: EngineConfig) -> Literal["float32", "bfloat16"]:
-    if config.dtype == "auto":
-        return "float32" if config.device == "cpu" else "bfloat16"
-    return config.dtype
 
 
 def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -46,6 +46,7 @@ class ToyModel:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.kv = KVLayout(num_blocks=num_blocks, block_size=block_size, bytes_per_block=16 * block_size)
+        self.weight_bytes = 0
         self.num_passes = 0
         self.num_tokens = 0  # of all passes
         self._seed = seed
@@ -60,6 +61,7 @@ class ToyModel:
     def forward(self, batch: ForwardBatch, sampling: RowSampling | None = None) -> ForwardOutput:
         """One pass, as interfaces.Runner promises; hidden states are not to be had."""
         assert not batch.hidden_layers, f"ToyModel has no hidden layers {batch.hidden_layers}"
+        assert batch.layers is None, f"ToyModel has no layers {batch.layers} to choose from"
         self.num_passes += 1
         self.num_tokens += len(batch.token_ids)
         self._check_tokens(batch)

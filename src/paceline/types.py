@@ -217,6 +217,7 @@ class RowSampling:
     allowed: np.ndarray | None = None  # [M, ceil(V/8)] uint8 bit masks, little-endian bits; None = all allowed
     num_logprobs: int | None = None  # report raw log-probabilities: of the row's token, and the top N
     logprob_ids: np.ndarray | None = None  # [M] int32 token to report on instead of the sampled one; -1 = sampled
+    num_successors: int = 0  # also return the ids of the best tokens of the raw logits, this many
     want_logits: bool = False  # also return the raw logits
     want_laws: bool = False  # also return the laws after all processors
 
@@ -249,6 +250,9 @@ class ForwardBatch:
     ancestors: list[np.ndarray | None]  # R times [n, n] bool, row i sees own token j (itself included); None = causal
     logit_rows: np.ndarray  # [M] int32, indices into the T tokens
     hidden_layers: tuple[int | str, ...] = ()  # i = entering layer i, L = leaving the last, "final" = after the norm
+    layers: tuple[int, ...] | None = (
+        None  # run these only, ascending; others pass states on, their K/V stay. None = all
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +263,7 @@ class ForwardOutput:
     logits: np.ndarray | None = None  # [M, V] float32, raw
     laws: np.ndarray | None = None  # [M, V] float64, after all processors
     logprobs: Logprobs | None = None
+    successors: np.ndarray | None = None  # [M, k] int32, best tokens of the raw logits, best first, lowest id among ties
     hidden: dict[int | str, object] = field(default_factory=dict)  # layer -> [T, d], the runner's own array type
 
 

@@ -49,7 +49,7 @@ def test_verify_prints_a_line(tiny_llama, prompts):
     ("margins", "exit_code"), [([], 0), ([5e-4], 0), ([2e-3], 1), ([5e-4, 2e-3], 1)], ids=["same", "tie", "no", "both"]
 )
 def test_verify_exit_code(tiny_llama, prompts, monkeypatch, margins, exit_code):
-    divergences = tuple(Divergence(f"chat-{i}", 4, 7, 8, margin) for i, margin in enumerate(margins))
+    divergences = tuple(Divergence(f"chat-{i}", 4, 7, 8, margin, tie=margin < 1e-3) for i, margin in enumerate(margins))
     monkeypatch.setattr("paceline.cli.verify.compare", lambda *a, **k: Equality(6, 96, divergences, True))
     result = invoke("verify", tiny_llama, "--prompts", prompts, *SHORT, "--json", exit_code=exit_code)
     value = json.loads(result.stdout)

@@ -9,64 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from transformers_peer import Peer, make_batch, random_tokens, run_in_chunks
+from batches import make_batch, random_tokens, run_in_chunks
+from transformers_peer import FAMILIES, Peer, longrope
 
 TOLERANCE = 1e-4
-LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16, "rope_theta": 10_000.0,
-}  # fmt: skip
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10_000.0}
-
-
-def _longrope(dim: int) -> dict:
-    return {
-        "rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 64,
-        "short_factor": [1.0 + 0.1 * i for i in range(dim // 2)],
-        "long_factor": [2.0 + 0.5 * i for i in range(dim // 2)],
-    }  # fmt: skip
-
-
-FAMILIES = {
-    "llama": ("Llama", {}),
-    "llama-head-dim-bias": ("Llama", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
-    "llama-tied-mha": ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
-    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}}),
-    "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
-    "llama-yarn": ("Llama", {"rope_parameters": YARN}),
-    "llama-yarn-mscale": (
-        "Llama",
-        {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3, "truncate": False, "beta_fast": 8.0}},
-    ),
-    "mistral": ("Mistral", {"sliding_window": None}),
-    "mistral-window": ("Mistral", {"sliding_window": 7}),
-    "qwen2": ("Qwen2", {}),
-    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}),
-    "qwen3": ("Qwen3", {"head_dim": 16}),
-    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24}),
-    "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24}),
-    "gemma3-final-cap": ("Gemma3", {"head_dim": 16, "sliding_window_pattern": 2, "final_logit_softcapping": 5.0}),
-    "gemma3-linear": (
-        "Gemma3",
-        {
-            "head_dim": 16, "sliding_window": 6, "num_hidden_layers": 6,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-            },
-        },
-    ),
-    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
-    "smollm3-window": ("SmolLM3", {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 5}),
-    "phi3": ("Phi3", {}),
-    "phi3-window": ("Phi3", {"sliding_window": 7}),
-    "phi3-partial": ("Phi3", {"rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}),
-    # A maximum length within the original context takes the short factors, as transformers does for short passes
-    "phi3-longrope-short": (
-        "Phi3",
-        {"original_max_position_embeddings": 64, "rope_parameters": {**_longrope(8), "partial_rotary_factor": 1.0}},
-    ),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=str)
@@ -184,7 +130,7 @@ def test_longrope_takes_the_long_factors_when_the_engine_may_pass_the_original_c
     """A deliberate difference: short passes of such an engine use the long factors too."""
     options = {
         "original_max_position_embeddings": 32,
-        "rope_parameters": {**_longrope(8), "original_max_position_embeddings": 32, "partial_rotary_factor": 1.0},
+        "rope_parameters": {**longrope(8), "original_max_position_embeddings": 32, "partial_rotary_factor": 1.0},
     }
     peer = Peer("Phi3", options, max_model_len=64)
     tokens = random_tokens(40)  # past the original context, where transformers takes them as well

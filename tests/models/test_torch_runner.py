@@ -11,12 +11,13 @@ import pytest
 import torch
 import transformers
 
+from batches import BLOCK_SIZE, make_batch, random_tokens, run_in_chunks
 from paceline.errors import CacheError, ConfigError, CorruptFileError, PacelineError
 from paceline.models import torch_decoder
 from paceline.models.loader import load
 from paceline.models.torch_runner import TorchRunner, free_device_bytes, kv_bytes_per_block
 from paceline.types import RowSampling
-from transformers_peer import BLOCK_SIZE, Peer, make_batch, random_tokens, run_in_chunks
+from transformers_peer import Peer, model_of_layers
 
 TEXT = (
     "In cycling, riders in a paceline take turns at the front, so that the others spend less effort. "
@@ -86,6 +87,29 @@ def test_sampled_rows_come_from_the_logits(peer: Peer) -> None:
     assert output.hidden["final"].shape == (9, peer.spec.hidden_size)
     wanted = peer.runner.forward(batch, dataclasses.replace(sampling, want_logits=True))
     np.testing.assert_array_equal(wanted.logits, logits)  # the same pass again gives the same bits
+
+
+def test_skipped_layers_hand_on_what_they_get() -> None:
+    peer = Peer("Gemma3", {"head_dim": 16, "sliding_window": 6, "sliding_window_pattern": 2})
+    spec, weights = model_of_layers(peer, [0, 3])
+    smaller = TorchRunner(spec, weights, num_blocks=64, block_size=BLOCK_SIZE, max_model_len=64, num_threads=1)
+    tokens = random_tokens(20)
+    pool = peer.runner._pool
+    peer.runner.forward(make_batch([{"tokens": tokens[:12], "context": 0, "table": range(5)}]))
+    before = pool.clone()
+    for chunk, context in ((tokens[:12], 0), (tokens[12:], 12)):
+        request = {"tokens": chunk, "context": context, "table": range(5)}
+        wanted = (1, 2, 3, "final")
+        ours = peer.runner.forward(make_batch([request], layers=(0, 3), hidden_layers=wanted))
+        theirs = smaller.forward(make_batch([request], hidden_layers=(1, "final")))
+        np.testing.assert_array_equal(ours.logits, theirs.logits)
+        for mine, other in ((1, 1), (2, 1), (3, 1), ("final", "final")):
+            assert torch.equal(ours.hidden[mine], theirs.hidden[other])
+    assert torch.equal(pool[[1, 2]], before[[1, 2]])
+    assert not torch.equal(pool[[0, 3]], before[[0, 3]])
+    for layers in ((3, 0), (0, 0), (4,)):
+        with pytest.raises(AssertionError, match="layers"):
+            peer.runner.forward(make_batch([{"tokens": [5], "context": 0, "table": [0]}], layers=layers))
 
 
 def test_layout_and_limits(peer: Peer) -> None:

@@ -13,7 +13,7 @@ from paceline.types import RequestOutput, SamplingParams
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
-TIE_MARGIN = 1e-3  # in log: closer race scores than this may swap when a pass has another shape
+TIE_MARGIN = 1e-3  # in log: where rounding depends on a pass's shape, closer race scores than this may swap
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,7 @@ class Divergence:
     plain_token: int | None  # None: that output had ended
     speculative_token: int | None
     margin: float  # log gap of the two best race scores (of the logits, when greedy) there
-
-    @property
-    def tie(self) -> bool:
-        """A floating-point tie: rounding decides, not the drafter."""
-        return self.margin < TIE_MARGIN
+    tie: bool  # a floating-point tie: rounding decides, not the drafter. The native engine, equal to the bit, has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +101,5 @@ def find_divergence(
         plain_token=ours[position] if position < len(ours) else None,
         speculative_token=theirs[position] if position < len(theirs) else None,
         margin=margin,
+        tie=llm.config.engine != "native" and margin < TIE_MARGIN,
     )

@@ -30,7 +30,9 @@ def chat(
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
+    quantization: options.Quantization = None,
     kv_cache_memory: options.KVCacheMemory = None,
+    kv_cache_dtype: options.KVCacheDType = "auto",
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
 ) -> int:
@@ -45,8 +47,10 @@ def chat(
         engine=engine,
         device=device,
         dtype=dtype,
+        quantization=quantization,
         speculation=speculation,
         kv_cache_memory=kv_cache_memory,
+        kv_cache_dtype=kv_cache_dtype,
         threads=threads,
         max_model_len=max_model_len,
     )

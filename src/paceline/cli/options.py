@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
@@ -36,15 +38,41 @@ Limit = Annotated[int | None, typer.Option(help="Use the first N prompts of the 
 PerCategory = Annotated[int | None, typer.Option(help="Use the first N prompts of each category.")]
 Category = Annotated[list[str] | None, typer.Option(help="Only prompts of this category; may be given repeatedly.")]
 Concurrency = Annotated[int, typer.Option(help="Requests that run at once.")]
-Engine = Annotated[str, typer.Option(help="What runs the passes: auto or torch.", rich_help_panel="Engine")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="What runs the passes: auto, torch or native; auto is native on a CPU where it is built, else torch.",
+        rich_help_panel="Engine",
+    ),
+]
 Device = Annotated[
     str,
-    typer.Option(help="Where weights and K/V are: cpu, or another device that torch knows.", rich_help_panel="Engine"),
+    typer.Option(
+        help="Where weights and K/V are: cpu, or with the torch engine another device that it knows.",
+        rich_help_panel="Engine",
+    ),
 ]
 DType = Annotated[
     str,
     typer.Option(
-        help="Weights and K/V: auto, float32 or bfloat16; auto is float32 on a CPU, else bfloat16.",
+        help="Weights: auto, float32 or bfloat16; auto is the file's own on the native engine, float32 with torch on a "
+        "CPU, else bfloat16.",
+        rich_help_panel="Engine",
+    ),
+]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        help="Quantise the weights of a float checkpoint: int8 or int4; native engine.",
+        metavar="TYPE",
+        rich_help_panel="Engine",
+    ),
+]
+KVCacheDType = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="K/V of the native engine: auto, float16 or int8; auto is float16. With torch they follow --dtype.",
         rich_help_panel="Engine",
     ),
 ]
@@ -72,8 +100,10 @@ def engine_config(
     engine: str = "auto",
     device: str = "cpu",
     dtype: str = "auto",
+    quantization: str | None = None,
     speculation: str = "none",
     kv_cache_memory: str | None = None,
+    kv_cache_dtype: str = "auto",
     threads: int | None = None,
     max_model_len: int | None = None,
     prefix_caching: bool = True,
@@ -84,11 +114,13 @@ def engine_config(
         engine=engine,  # type: ignore[arg-type]  # checked by EngineConfig
         device=device,
         dtype=dtype,  # type: ignore[arg-type]
+        quantization=quantization,  # type: ignore[arg-type]
         max_model_len=max_model_len,
         num_threads=threads,
         cache=CacheConfig(
             kv_cache_memory=None if kv_cache_memory is None else parse_bytes(kv_cache_memory),
             prefix_caching=prefix_caching,
+            kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
         ),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
         speculation=SpeculationConfig.parse(speculation),
@@ -99,6 +131,24 @@ def require_drafter(config: EngineConfig) -> None:
     """Raises ConfigError for an engine that drafts nothing, where plain and speculative are to be compared."""
     if config.speculation.method == "none":
         raise ConfigError("--speculation none leaves nothing to compare with plain decoding: try ngram.")
+
+
+def require_writable(option: str, value: str) -> None:
+    """Raises ConfigError, before anything is measured, for a path that no file can be written to."""
+    path = Path(value).absolute()
+    if path.is_dir():  # so is the empty path
+        raise ConfigError(f"{option} {value!r} is a folder: give the name of a file.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {value}: there is no such folder; create it first.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{option} {value}: it cannot be written; choose another place.")
+
+
+def parse_counts(option: str, text: str) -> list[int]:
+    """Distinct numbers >= 1, ascending, from "1,2,4". Raises ConfigError for anything else."""
+    if not re.fullmatch(r"0*[1-9]\d{0,5}(,0*[1-9]\d{0,5})*", text.replace(" ", ""), re.ASCII):
+        raise ConfigError(f"{option} must be numbers from 1 to 999999, such as 1,2,4,8; got {text!r:.100}.")
+    return sorted({int(number) for number in text.split(",")})
 
 
 def parse_bytes(text: str) -> int:

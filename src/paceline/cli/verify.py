@@ -32,15 +32,18 @@ def verify(
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
+    quantization: options.Quantization = None,
     kv_cache_memory: options.KVCacheMemory = None,
+    kv_cache_dtype: options.KVCacheDType = "auto",
     threads: options.Threads = None,
     max_model_len: options.MaxModelLen = None,
     as_json: options.AsJSON = False,
 ) -> int:
     """Generate each prompt plainly and speculatively and compare the token ids.
 
-    Exits with 1 unless all ids agree. A divergence where the two best scores differ by less than 0.001 in log is a
-    floating-point tie: it is listed with its margin, counted under `ties`, and does not fail the check.
+    Exits with 1 unless all ids agree. On the torch engine a divergence where the two best scores differ by less than
+    0.001 in log is a floating-point tie: it is listed with its margin, counted under `ties`, and does not fail the
+    check. The native engine is equal to the bit, and any divergence fails.
     """
     at_least("--concurrency", concurrency, 1)
     params = SamplingParams(
@@ -51,8 +54,10 @@ def verify(
         engine=engine,
         device=device,
         dtype=dtype,
+        quantization=quantization,
         speculation=speculation,
         kv_cache_memory=kv_cache_memory,
+        kv_cache_dtype=kv_cache_dtype,
         threads=threads,
         max_model_len=max_model_len,
         prefix_caching=False,  # neither run may profit from the other
@@ -88,7 +93,7 @@ def equality_json(equality: Equality) -> dict[str, object]:
         "prompts": equality.prompts,
         "identical": equality.identical,
         "ties": equality.ties,
-        "divergences": [asdict(item) | {"tie": item.tie} for item in equality.divergences],
+        "divergences": [asdict(item) for item in equality.divergences],
         "lossless": equality.lossless,
         "tokens": equality.tokens,
     }

@@ -61,19 +61,23 @@ class GGUFFile:
             raise UnsupportedModelError(f"{path}: {error}.") from error
         self.shapes: Mapping[str, tuple[int, ...]] = {name: tensor.shape for name, tensor in self.tensors.items()}
 
-    def read(self, name: str, *, rows: slice | None = None) -> np.ndarray:
-        """The tensor (or a slice of its first axis) as float32, dequantised."""
+    def read(self, name: str, *, rows: np.ndarray | None = None) -> np.ndarray:
+        """The tensor, or these entries of its first axis, as float32, dequantised."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        tensor = self.tensors[name]
-        raw = np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
-        rows, kind = rows or slice(None), GGMLQuantizationType[tensor.type_name]
-        if len(tensor.shape) == 1:  # a block spans entries of the first axis
-            values = dequantize(raw, kind)[rows]
+        shape, (type_name, raw) = self.shapes[name], self.stored(name)
+        kind, chosen = GGMLQuantizationType[type_name], slice(None) if rows is None else rows
+        if len(shape) == 1:  # a block spans entries of the first axis
+            values = dequantize(raw, kind)[chosen]
         else:
-            values = dequantize(raw.reshape(tensor.shape[0], -1)[rows], kind)
-        return np.ascontiguousarray(values, np.float32).reshape(-1, *tensor.shape[1:])
+            values = dequantize(raw.reshape(shape[0], -1)[chosen], kind)
+        return np.ascontiguousarray(values, np.float32).reshape(-1, *shape[1:])
+
+    def stored(self, name: str) -> tuple[str, np.ndarray]:
+        """The tensor's type and blocks, uint8, as they lie in the file."""
+        tensor = self.tensors[name]
+        return tensor.type_name, np.frombuffer(self._data, np.uint8, tensor.num_bytes, tensor.offset)
 
 
 class _MalformedError(Exception):
@@ -148,27 +152,42 @@ class _HeaderReader:
             raise _MalformedError(f"tensor {name[:80]!r} lies beyond the end of the file; it was cut short")
         return GGUFTensor(name, kind.name, dims[::-1], offset, num_bytes)
 
-    def _value(self, kind: int, *, in_array: bool = False) -> Any:
+    def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self._string()
         if kind in _SCALARS:
             return self._scalar(_SCALARS[kind])
-        if kind != _ARRAY or in_array:
+        if kind != _ARRAY:
             raise _MalformedError(f"a metadata value has the unknown type {kind}")
         element = self._scalar("I")
         if element in _SCALARS:
             size = struct.calcsize(_SCALARS[element])
             count = self._count(min_bytes=size)
             return list(struct.unpack(f"<{count}{_SCALARS[element]}", self._take(count * size)))
-        count = self._count(min_bytes=8)
-        return [self._value(element, in_array=True) for _ in range(count)]
+        if element != _STRING:
+            raise _MalformedError(f"a metadata array has entries of the unknown type {element}")
+        return self._strings(self._count(min_bytes=8))
 
     def _string(self) -> str:
-        raw = self._take(self._scalar("Q"))
+        return self._strings(1)[0]
+
+    def _strings(self, count: int) -> list[str]:
+        """Vocabularies and merges, hundreds of thousands: in one loop, without a call for each."""
+        data, size, position, read_length = self._data, len(self._data), self._position, struct.Struct("<Q").unpack_from
+        strings = []
         try:
-            return raw.decode("utf-8")
+            for _ in range(count):
+                start = position + 8
+                position = start + read_length(data, position)[0]
+                if position > size:
+                    raise _MalformedError("it ends in the middle of its header")
+                strings.append(data[start:position].decode("utf-8"))
+        except struct.error:
+            raise _MalformedError("it ends in the middle of its header") from None
         except UnicodeDecodeError:
             raise _MalformedError("a string is not UTF-8") from None
+        self._position = position
+        return strings
 
     def _count(self, *, min_bytes: int) -> int:
         count = self._scalar("Q")

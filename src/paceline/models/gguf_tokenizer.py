@@ -199,8 +199,8 @@ def _merges_by_score(tokens: list[str], types: list[int], scores: Any) -> list[t
         token = tokens[i]
         if token in mergeable:
             for cut in range(len(token) - 1, 0, -1):
-                if token[:cut] in mergeable and token[cut:] in mergeable:
-                    merges.append((token[:cut], token[cut:]))
+                if (left := token[:cut]) in mergeable and (right := token[cut:]) in mergeable:
+                    merges.append((left, right))
     return merges
 
 

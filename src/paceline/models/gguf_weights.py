@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 
 import numpy as np
 
@@ -51,12 +50,11 @@ def _source(name: str, spec: ModelSpec) -> Source:
         return Source(f"blk.{layer}.{_FUSED[leaf]}.{kind}", rows=fused_rows(leaf, spec))
     tensor = f"blk.{layer}.{(_INNER_SANDWICH if spec.sandwich_norms else _INNER)[part]}.{kind}"
     if spec.architecture in _INTERLEAVED_ROPE and leaf in ("q_proj", "k_proj"):
-        num_heads = spec.num_heads if leaf == "q_proj" else spec.num_kv_heads
-        return Source(tensor, transform=partial(_rotate_half_layout, num_heads=num_heads))
+        return Source(tensor, rows=_rotate_half_order(spec.num_heads if leaf == "q_proj" else spec.num_kv_heads, spec))
     return Source(tensor)
 
 
-def _rotate_half_layout(values: np.ndarray, *, num_heads: int) -> np.ndarray:
-    """From pairs (2i, 2i+1) to halves (i, i + head_dim/2) within each head's rows."""
-    paired = values.reshape(num_heads, -1, 2, *values.shape[1:])
-    return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(values.shape)
+def _rotate_half_order(num_heads: int, spec: ModelSpec) -> np.ndarray:
+    """Row (int32) of each output: from pairs (2i, 2i+1) to halves (i, i + head_dim/2) within each head's rows."""
+    rows = np.arange(num_heads * spec.head_dim, dtype=np.int32)
+    return np.ascontiguousarray(rows.reshape(num_heads, -1, 2).swapaxes(1, 2)).reshape(-1)

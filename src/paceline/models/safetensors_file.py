@@ -58,15 +58,22 @@ class SafetensorsFolder:
             counts[tensor.dtype] = counts.get(tensor.dtype, 0) + math.prod(tensor.shape)
         return _DTYPES[max(counts, key=lambda dtype: counts[dtype])][0]
 
-    def read(self, name: str, *, rows: slice | None = None) -> np.ndarray:
-        """The tensor (or a slice of its first axis) as float32."""
+    def read(self, name: str, *, rows: np.ndarray | None = None) -> np.ndarray:
+        """The tensor, or these entries of its first axis, as float32."""
         tensor = self.tensors[name]
         storage = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[tensor.dtype]
         raw = np.frombuffer(tensor.data, storage, math.prod(tensor.shape), tensor.offset)
-        raw = raw.reshape(tensor.shape)[rows or slice(None)]
+        raw = raw.reshape(tensor.shape)
+        raw = raw if rows is None else raw[rows]
         if tensor.dtype == "BF16":
             return (raw.astype(np.uint32) << 16).view(np.float32)
         return np.ascontiguousarray(raw, np.float32)
+
+    def stored(self, name: str) -> tuple[str, np.ndarray]:
+        """The tensor's dtype (GGUF has the same names) and bytes, uint8."""
+        tensor = self.tensors[name]
+        num_bytes = math.prod(tensor.shape) * _DTYPES[tensor.dtype][1]
+        return tensor.dtype, np.frombuffer(tensor.data, np.uint8, num_bytes, tensor.offset)
 
 
 def safetensors_weights(folder: SafetensorsFolder, spec: ModelSpec) -> LazyWeights:
@@ -81,12 +88,8 @@ def _source(name: str, spec: ModelSpec) -> Source:
     if spec.architecture == "phi3" and leaf in ("gate_proj", "up_proj"):
         return Source(name.replace(leaf, "gate_up_proj"), rows=fused_rows(leaf, spec))
     if spec.architecture.startswith("gemma") and "norm" in leaf:
-        return Source(name, transform=_plus_one)  # Gemma stores the norm's multiplier minus one
+        return Source(name, added=1.0)  # Gemma stores the norm's multiplier minus one
     return Source(name)
-
-
-def _plus_one(values: np.ndarray) -> np.ndarray:
-    return values + np.float32(1)
 
 
 def _shards(folder: Path) -> dict[str, list[str] | None]:

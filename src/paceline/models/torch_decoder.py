@@ -127,10 +127,12 @@ class TorchDecoder:
         plans: Mapping[int | None, AttentionPlan],
         rows: torch.Tensor,
         hidden_layers: Sequence[int | str],
+        layers: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int | str, torch.Tensor]]:
         """Logits [M, V] float32 of the wanted rows, and hidden states [T, d] float32 by layer.
 
-        token_ids, positions, slots [T]; pools one [slots, 2 * KV * D] a layer; plans by window.
+        token_ids, positions, slots [T]; pools one [slots, 2 * KV * D] a layer; plans by window. Layers that are not
+        among `layers` hand on what enters them.
         """
         spec = self._spec
         num_tokens, q_width = len(token_ids), spec.num_heads * spec.head_dim
@@ -142,6 +144,8 @@ class TorchDecoder:
         for i, (layer, pool) in enumerate(zip(self._layers, pools, strict=True)):
             if i in hidden_layers:
                 hidden[i] = h.clone()
+            if i not in layers:
+                continue
             qkv = self._project(layer, h, turns[layer.rope] if layer.rope else None)
             pool.index_copy_(0, slots, qkv[:, q_width:])
             queries = qkv[:, :q_width].view(num_tokens, spec.num_heads, spec.head_dim)

@@ -87,7 +87,10 @@ class TorchRunner:
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
         )
-        weight_bytes = sum(map(math.prod, expected_shapes(spec).values())) * _BYTES[dtype]
+        shapes = expected_shapes(spec)
+        weight_bytes = sum(map(math.prod, shapes.values())) * _BYTES[dtype]
+        unread = 0 if spec.tied_embeddings else math.prod(shapes["model.embed_tokens.weight"])
+        self._bytes_read = weight_bytes - unread * _BYTES[dtype]
         pool_bytes = num_blocks * self._kv.bytes_per_block
         with torch.inference_mode():
             smaller = "try bfloat16 or a smaller model" if dtype == "float32" else "try a smaller model"
@@ -122,13 +125,19 @@ class TorchRunner:
         """Shape of the K/V pool."""
         return self._kv
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a pass reads, counted as if the norms had the matrices' type."""
+        return self._bytes_read
+
     def forward(self, batch: ForwardBatch, sampling: RowSampling | None = None) -> ForwardOutput:
         """One pass; hidden states are torch tensors [T, d] float32. Raises PacelineError where logits are NaN."""
         self._check(batch)
+        layers = range(self._spec.num_layers) if batch.layers is None else batch.layers
         with torch.inference_mode():
             plans = {
                 window: AttentionPlan(batch, self._pool, self._attention, window=window)
-                for window in set(self._spec.windows)
+                for window in {self._spec.windows[i] for i in layers}
             }
             logits, hidden = self._decoder.run(
                 self._indices(batch.token_ids),
@@ -138,6 +147,7 @@ class TorchRunner:
                 plans=plans,
                 rows=self._indices(batch.logit_rows),
                 hidden_layers=batch.hidden_layers,
+                layers=layers,
             )
             if logits.numel() and bool(torch.isnan(logits.max())):
                 raise PacelineError(
@@ -166,6 +176,9 @@ class TorchRunner:
         assert _within(batch.logit_rows, num_tokens), "logit rows are tokens of the pass"
         assert batch.query_starts[-1] == num_tokens, "requests own all tokens"
         assert set(batch.hidden_layers) <= {*range(self._spec.num_layers + 1), "final"}, "hidden layers exist"
+        if batch.layers is not None:
+            assert set(batch.layers) <= {*range(self._spec.num_layers)}, "layers exist"
+            assert list(batch.layers) == sorted(set(batch.layers)), "layers are ascending"
 
 
 def _within(values: np.ndarray, stop: int) -> bool:

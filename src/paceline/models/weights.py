@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,8 +22,12 @@ class TensorFile(Protocol):
     path: Path
     shapes: Mapping[str, tuple[int, ...]]  # by the file's own names
 
-    def read(self, name: str, *, rows: slice | None = None) -> np.ndarray:
-        """float32."""
+    def read(self, name: str, *, rows: np.ndarray | None = None) -> np.ndarray:
+        """float32; rows: which entries of the first axis, in this order, None = all."""
+        ...
+
+    def stored(self, name: str) -> tuple[str, np.ndarray]:
+        """GGUF's name for the tensor's type, and its bytes as they lie in the file, uint8 [bytes]."""
         ...
 
 
@@ -32,8 +36,18 @@ class Source:
     """How a canonical tensor comes out of a file."""
 
     tensor: str  # name in the file
-    rows: slice | None = None  # its part of a fused tensor; None = all
-    transform: Callable[[np.ndarray], np.ndarray] | None = None
+    rows: np.ndarray | None = None  # int32: a part of a fused tensor, or another order; None = as they are
+    added: float = 0.0  # to each value
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix as its file has it: what can be packed without a detour over floats."""
+
+    type_name: str  # one of gguf_file.TENSOR_TYPES
+    data: np.ndarray  # uint8, row after row
+    shape: tuple[int, int]  # of the canonical matrix
+    rows: np.ndarray | None  # int32: which of the stored rows it has, in its order; None = all
 
 
 class LazyWeights(Mapping[str, np.ndarray]):
@@ -46,17 +60,19 @@ class LazyWeights(Mapping[str, np.ndarray]):
     def __init__(self, file: TensorFile, sources: Mapping[str, Source], *, spec: ModelSpec) -> None:
         self._file = file
         self._sources = {**sources, **{name: Source(name) for name in ROPE_TENSORS if name in file.shapes}}
-        expected = expected_shapes(spec)
-        assert sources.keys() == expected.keys()
+        self._shapes = expected_shapes(spec)
+        assert sources.keys() == self._shapes.keys()
+        fused: dict[str, tuple[int, ...]] = {}  # shape of each of the file's tensors: its parts' rows together
         for name, source in sources.items():
-            if source.tensor not in file.shapes:
-                raise CorruptFileError(f"{file.path} has no tensor {source.tensor}: download the model again.")
-            rows, *rest = file.shapes[source.tensor]
-            shape = (len(range(rows)[source.rows or slice(None)]), *rest)
-            if shape != expected[name]:
+            rows, *rest = self._shapes[name]
+            fused[source.tensor] = (fused.get(source.tensor, (0,))[0] + rows, *rest)
+        for tensor, shape in fused.items():
+            if tensor not in file.shapes:
+                raise CorruptFileError(f"{file.path} has no tensor {tensor}: download the model again.")
+            if file.shapes[tensor] != shape:
                 raise CorruptFileError(
-                    f"tensor {source.tensor} in {file.path} gives {name} the shape {shape}; the model's description "
-                    f"asks for {expected[name]}: download the model again."
+                    f"tensor {tensor} in {file.path} has the shape {file.shapes[tensor]}; the model's description "
+                    f"asks for {shape}: download the model again."
                 )
         for name in file.shapes.keys() - {source.tensor for source in self._sources.values()}:
             if not _is_redundant(name, spec):
@@ -67,10 +83,22 @@ class LazyWeights(Mapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         source = self._sources[name]
         values = self._file.read(source.tensor, rows=source.rows)
-        if source.transform is not None:
-            values = source.transform(values)
+        if source.added:
+            values = values + np.float32(source.added)
         values.setflags(write=False)
         return values
+
+    @property
+    def matrix_names(self) -> tuple[str, ...]:
+        """Names of the tensors that have two axes."""
+        return tuple(name for name, shape in self._shapes.items() if len(shape) == 2)
+
+    def stored(self, name: str) -> StoredMatrix:
+        """A matrix without dequantising it; its data are a view of the file."""
+        source, (outputs, inputs) = self._sources[name], self._shapes[name]
+        assert not source.added, "matrices are used as they are"
+        type_name, data = self._file.stored(source.tensor)
+        return StoredMatrix(type_name, data, (outputs, inputs), source.rows)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sources)
@@ -113,8 +141,8 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def fused_rows(name: str, spec: ModelSpec) -> slice:
-    """Rows of a canonical projection in Phi-3's fused qkv (q, k, v) or gate-up tensor."""
+def fused_rows(name: str, spec: ModelSpec) -> np.ndarray:
+    """Rows (int32) of a canonical projection in Phi-3's fused qkv (q, k, v) or gate-up tensor."""
     q_width, kv_width, inner = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.intermediate_size
     starts = {
         "q_proj": (0, q_width),
@@ -124,7 +152,7 @@ def fused_rows(name: str, spec: ModelSpec) -> slice:
         "up_proj": (inner, inner),
     }
     start, length = starts[name]
-    return slice(start, start + length)
+    return np.arange(start, start + length, dtype=np.int32)
 
 
 def _is_redundant(name: str, spec: ModelSpec) -> bool:

@@ -50,6 +50,7 @@ def sample_rows(logits: np.ndarray, sampling: RowSampling) -> ForwardOutput:
         logits=logits if sampling.want_logits else None,
         laws=laws,
         logprobs=_reported(logits, sampling, token_ids),
+        successors=_successors(logits, sampling.num_successors),
     )
 
 
@@ -98,6 +99,13 @@ def _reported(logits: np.ndarray, sampling: RowSampling, token_ids: np.ndarray) 
     if sampling.logprob_ids is not None:
         token_ids = np.where(sampling.logprob_ids >= 0, sampling.logprob_ids, token_ids)
     return raw_logprobs(logits, token_ids, num_logprobs=sampling.num_logprobs)
+
+
+def _successors(logits: np.ndarray, count: int) -> np.ndarray | None:
+    if count < 1:
+        return None
+    best = [best_first(row, count) for row in logits]
+    return np.array(best, dtype=np.int32).reshape(len(logits), min(count, logits.shape[1]))
 
 
 def _hopeful(ids: np.ndarray, log_weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

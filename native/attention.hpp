@@ -1,0 +1,205 @@
+// Attention over the paged cache.
+//
+// A query's result is fixed by its own keys in the order of their positions: every score is one chain over the head's
+// dimensions, the softmax sums lanes counted from the first key seen, and values are added key by key. Slots, blocks,
+// chunks, other queries and other branches of a tree only decide which scores are computed along the way and dropped.
+#pragma once
+
+#include "elementwise.hpp"
+
+namespace paceline {
+namespace {
+
+template <class V, KVType kType>
+inline typename V::F load_kv(const void* base, size_t index) {
+  if constexpr (kType == KVType::kF16) return V::load_f16(static_cast<const uint16_t*>(base) + index);
+  return V::load_i8(static_cast<const int8_t*>(base) + index);
+}
+
+// Scores of one tile of 16 keys for all queries: out[q][0..15].
+template <class V, KVType kType, int kQueries>
+inline void score_tile(const AttentionTask& task, int64_t tile, float* const* out) {
+  using F = typename V::F;
+  const KVPool& pool = task.pool;
+  const size_t start = (static_cast<size_t>(tile) * pool.kv_heads + task.kv_head) * pool.dim * kLanes;
+  F sums[kQueries];
+  for (int q = 0; q < kQueries; q++) sums[q] = V::zero();
+  for (int d = 0; d < pool.dim; d++) {
+    const F keys = load_kv<V, kType>(pool.keys, start + static_cast<size_t>(d) * kLanes);
+    for (int q = 0; q < kQueries; q++) sums[q] = V::fma(keys, V::set1(task.queries[q][d]), sums[q]);
+  }
+  F factor = V::set1(task.scale);
+  if constexpr (kType == KVType::kI8)
+    factor = V::mul(factor, V::load(pool.key_scales + (static_cast<size_t>(tile) * pool.kv_heads + task.kv_head) * kLanes));
+  for (int q = 0; q < kQueries; q++) {
+    F score = V::mul(sums[q], factor);
+    if (task.softcap > 0) score = V::mul(tanh_of<V>(V::div(score, V::set1(task.softcap))), V::set1(task.softcap));
+    V::store(out[q], score);
+  }
+}
+
+template <class V, KVType kType>
+inline void score_tile(const AttentionTask& task, int64_t tile, float* const* out) {
+  switch (task.num_queries) {
+    case 1: score_tile<V, kType, 1>(task, tile, out); break;
+    case 2: score_tile<V, kType, 2>(task, tile, out); break;
+    case 3: score_tile<V, kType, 3>(task, tile, out); break;
+    case 4: score_tile<V, kType, 4>(task, tile, out); break;
+    case 5: score_tile<V, kType, 5>(task, tile, out); break;
+    case 6: score_tile<V, kType, 6>(task, tile, out); break;
+    case 7: score_tile<V, kType, 7>(task, tile, out); break;
+    default: score_tile<V, kType, 8>(task, tile, out); break;
+  }
+}
+
+// Scores [count] become weights that sum to 1; up to 15 floats behind them are overwritten.
+template <class V>
+inline void softmax(float* scores, int count) {
+  using F = typename V::F;
+  const int padded = (count + kLanes - 1) / kLanes * kLanes;
+  for (int i = count; i < padded; i++) scores[i] = -1e30f;
+  F best = V::load(scores);
+  for (int i = kLanes; i < padded; i += kLanes) best = V::max(best, V::load(scores + i));
+  const F largest = V::set1(V::largest(best));
+  F total = V::zero();
+  for (int i = 0; i < padded; i += kLanes) {
+    const F weight = exp_of<V>(V::sub(V::load(scores + i), largest));
+    V::store(scores + i, weight);
+    total = V::add(total, weight);
+  }
+  const F inverse = V::set1(1.0f / V::sum(total));
+  for (int i = 0; i < padded; i += kLanes) V::store(scores + i, V::mul(V::load(scores + i), inverse));
+}
+
+// The index of a key of the request in an array of whole tiles.
+inline int64_t place_of(const AttentionTask& task, int key) {
+  const int size = task.pool.block_size;
+  return task.pool.place(static_cast<int64_t>(task.blocks[key / size]) * size + key % size);
+}
+
+// Adds weight * value of the keys [begin, end) to kVectors * 16 dimensions of kQueries outputs, from dimension d on.
+// weights[q] is indexed by key; path, if any, says which own keys of the pass a node's keys are.
+template <class V, KVType kType, int kQueries, int kVectors>
+inline void add_values(const AttentionTask& task, int first_query, const float* const* weights, int begin, int end, int d,
+                       const int32_t* path) {
+  using F = typename V::F;
+  const KVPool& pool = task.pool;
+  F sums[kQueries][kVectors];
+  for (int q = 0; q < kQueries; q++)
+    for (int v = 0; v < kVectors; v++) sums[q][v] = V::load(task.outputs[first_query + q] + d + v * kLanes);
+  for (int key = begin; key < end; key++) {
+    const int index = path != nullptr && key >= task.context ? task.context + path[key - task.context] : key;
+    const size_t row = static_cast<size_t>(place_of(task, index)) * pool.kv_heads + task.kv_head;
+    F values[kVectors];
+    for (int v = 0; v < kVectors; v++) values[v] = load_kv<V, kType>(pool.values, row * pool.dim + d + v * kLanes);
+    for (int q = 0; q < kQueries; q++) {
+      float weight = weights[q][key];
+      if constexpr (kType == KVType::kI8) weight *= pool.value_scales[row];
+      const F factor = V::set1(weight);
+      for (int v = 0; v < kVectors; v++) sums[q][v] = V::fma(factor, values[v], sums[q][v]);
+    }
+  }
+  for (int q = 0; q < kQueries; q++)
+    for (int v = 0; v < kVectors; v++) V::store(task.outputs[first_query + q] + d + v * kLanes, sums[q][v]);
+}
+
+template <class V, KVType kType, int kQueries>
+inline void add_values(const AttentionTask& task, int first_query, const float* const* weights, int begin, int end,
+                       const int32_t* path) {
+  if (begin >= end) return;
+  int d = 0;
+  for (; d + 4 * kLanes <= task.pool.dim; d += 4 * kLanes)
+    add_values<V, kType, kQueries, 4>(task, first_query, weights, begin, end, d, path);
+  for (; d < task.pool.dim; d += kLanes)
+    add_values<V, kType, kQueries, 1>(task, first_query, weights, begin, end, d, path);
+}
+
+template <class V, KVType kType>
+void attend(const AttentionTask& task) {
+  const KVPool& pool = task.pool;
+  int first = task.first[0], last = 0;
+  for (int q = 0; q < task.num_queries; q++) {
+    if (task.first[q] < first) first = task.first[q];
+    const int own = task.count[q] - task.context;
+    const int keys = task.path[q] != nullptr && own > 0 ? task.context + task.path[q][own - 1] + 1 : task.count[q];
+    if (keys > last) last = keys;
+  }
+  const int lanes = pool.block_size < kLanes ? pool.block_size : kLanes;
+  const int base = first / lanes * lanes;
+  float* rows[kTileRows];  // scores by key - base
+  for (int q = 0; q < task.num_queries; q++) rows[q] = task.scratch + q * task.scratch_stride;
+  for (int key = base; key < last; key += lanes) {  // ascending: what a short tile writes beyond its lanes is overwritten
+    float* out[kTileRows];
+    for (int q = 0; q < task.num_queries; q++) out[q] = rows[q] + (key - base);
+    score_tile<V, kType>(task, place_of(task, key) / kLanes, out);
+  }
+  const float* weights[kTileRows];
+  for (int q = 0; q < task.num_queries; q++) {
+    if (task.path[q] != nullptr)  // ascending, so nothing is read after it was overwritten
+      for (int i = base > task.context ? base - task.context : 0; i < task.count[q] - task.context; i++)
+        rows[q][task.context + i - base] = rows[q][task.context + task.path[q][i] - base];
+    softmax<V>(rows[q] + (task.first[q] - base), task.count[q] - task.first[q]);
+    weights[q] = rows[q] - base;
+    for (int d = 0; d < pool.dim; d += kLanes) V::store(task.outputs[q] + d, V::zero());
+  }
+  constexpr int kShared = 4;  // queries that share the loads of values
+  for (int q = 0; q < task.num_queries; q += kShared) {
+    const int size = task.num_queries - q < kShared ? task.num_queries - q : kShared;
+    int begin = task.first[q], end = task.count[q];
+    for (int i = q; i < q + size; i++) {
+      if (task.first[i] > begin) begin = task.first[i];
+      const int shared_end = task.path[i] != nullptr && task.context < task.count[i] ? task.context : task.count[i];
+      if (shared_end < end) end = shared_end;
+    }
+    if (end < begin) end = begin;
+    for (int i = q; i < q + size; i++)
+      add_values<V, kType, 1>(task, i, weights + i, task.first[i], begin < task.count[i] ? begin : task.count[i],
+                              task.path[i]);
+    switch (size) {
+      case 1: add_values<V, kType, 1>(task, q, weights + q, begin, end, nullptr); break;
+      case 2: add_values<V, kType, 2>(task, q, weights + q, begin, end, nullptr); break;
+      case 3: add_values<V, kType, 3>(task, q, weights + q, begin, end, nullptr); break;
+      default: add_values<V, kType, 4>(task, q, weights + q, begin, end, nullptr); break;
+    }
+    for (int i = q; i < q + size; i++) add_values<V, kType, 1>(task, i, weights + i, end, task.count[i], task.path[i]);
+  }
+}
+
+template <class V, KVType kType>
+void store_kv(const KVPool& pool, int64_t slot, int kv_head, const float* key, const float* value) {
+  const int64_t place = pool.place(slot);
+  const size_t tile = static_cast<size_t>(place / kLanes) * pool.kv_heads + kv_head, lane = place % kLanes;
+  const size_t row = static_cast<size_t>(place) * pool.kv_heads + kv_head;
+  if constexpr (kType == KVType::kF16) {
+    uint16_t* keys = static_cast<uint16_t*>(pool.keys) + tile * pool.dim * kLanes + lane;
+    uint16_t* values = static_cast<uint16_t*>(pool.values) + row * pool.dim;
+    for (int d = 0; d < pool.dim; d += kLanes) {
+      uint16_t halves[kLanes];
+      V::store_f16(halves, V::load(key + d));
+      for (int i = 0; i < kLanes; i++) keys[static_cast<size_t>(d + i) * kLanes] = halves[i];
+      V::store_f16(values + d, V::load(value + d));
+    }
+  } else {
+    int8_t* keys = static_cast<int8_t*>(pool.keys) + tile * pool.dim * kLanes + lane;
+    int8_t* values = static_cast<int8_t*>(pool.values) + row * pool.dim;
+    typename V::F key_max = V::zero(), value_max = V::zero();
+    for (int d = 0; d < pool.dim; d += kLanes) {
+      key_max = V::max(key_max, V::abs(V::load(key + d)));
+      value_max = V::max(value_max, V::abs(V::load(value + d)));
+    }
+    const float key_largest = V::largest(key_max), value_largest = V::largest(value_max);
+    pool.key_scales[tile * kLanes + lane] = key_largest / 127.0f;
+    pool.value_scales[row] = value_largest / 127.0f;
+    const typename V::F key_inverse = V::set1(key_largest > 0 ? 127.0f / key_largest : 0.0f);
+    const typename V::F value_inverse = V::set1(value_largest > 0 ? 127.0f / value_largest : 0.0f);
+    for (int d = 0; d < pool.dim; d += kLanes) {
+      int8_t bytes[kLanes];
+      V::store_i8(bytes, V::to_int(V::mul(V::load(key + d), key_inverse)));
+      for (int i = 0; i < kLanes; i++) keys[static_cast<size_t>(d + i) * kLanes] = bytes[i];
+      V::store_i8(values + d, V::to_int(V::mul(V::load(value + d), value_inverse)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace paceline

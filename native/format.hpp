@@ -1,0 +1,83 @@
+// Packed weight formats: how a matrix lies in memory for the kernels.
+//
+// W [outputs, inputs] is cut into panels of 16 outputs, the lanes of a vector. A panel is contiguous: the quants of all
+// its groups (32 inputs each), then the scales of all its groups, padded to 64 bytes. Outputs are padded with zeros to
+// whole panels, inputs to whole groups. docs/native.md draws the layouts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace paceline {
+
+constexpr int kLanes = 16;          // outputs of a panel
+constexpr int kGroup = 32;          // inputs of a group
+constexpr int kSuperGroups = 8;     // groups that share f16 factors in the Super and Super16 scales
+
+enum class Format : uint8_t { kF32, kF16, kBF16, kQ4_1, kQ4_K, kQ5_1, kQ5_K, kQ6_K, kQ8_0, kI8 };
+constexpr int kNumFormats = 10;
+
+enum class Quants : uint8_t { kNone, kU4, kU6, kU8 };
+enum class Scales : uint8_t { kNone, kHalf, kHalfMin, kSuper, kSuper16, kChannel };
+
+struct FormatTraits {
+  std::string_view name;
+  Quants quants;
+  Scales scales;
+  int zero;               // what is subtracted from a quant
+  int element_bytes;      // of float formats
+  int inputs_multiple;    // inputs are padded to this
+};
+
+constexpr FormatTraits kTraits[kNumFormats] = {
+    {"f32", Quants::kNone, Scales::kNone, 0, 4, 1},       {"f16", Quants::kNone, Scales::kNone, 0, 2, 1},
+    {"bf16", Quants::kNone, Scales::kNone, 0, 2, 1},      {"q4_1", Quants::kU4, Scales::kHalfMin, 0, 0, 32},
+    {"q4_k", Quants::kU4, Scales::kSuper, 0, 0, 256},     {"q5_1", Quants::kU6, Scales::kHalfMin, 0, 0, 32},
+    {"q5_k", Quants::kU6, Scales::kSuper, 0, 0, 256},     {"q6_k", Quants::kU6, Scales::kSuper16, 32, 0, 256},
+    {"q8_0", Quants::kU8, Scales::kHalf, 128, 0, 32},     {"i8", Quants::kU8, Scales::kChannel, 128, 0, 32},
+};
+
+constexpr const FormatTraits& traits(Format format) { return kTraits[static_cast<int>(format)]; }
+constexpr bool is_quantised(Format format) { return traits(format).quants != Quants::kNone; }
+
+constexpr size_t quant_bytes(Quants quants) {  // of a group
+  return quants == Quants::kU4 ? 256 : quants == Quants::kU6 ? 384 : quants == Quants::kU8 ? 512 : 0;
+}
+
+constexpr size_t scale_bytes(Scales scales, size_t groups) {  // of a panel
+  switch (scales) {
+    case Scales::kHalf: return groups * 32;
+    case Scales::kHalfMin: return groups * 64;             // f16 scale[16], f16 min[16]
+    case Scales::kSuper: return groups / kSuperGroups * 320;    // f16 d[16], f16 dmin[16], then a group: u8 sc[16], u8 mn[16]
+    case Scales::kSuper16: return groups / kSuperGroups * 288;  // f16 d[16], then for 16 inputs: i8 sc[16]
+    case Scales::kChannel: return 64;                      // f32 scale[16]
+    case Scales::kNone: break;
+  }
+  return 0;
+}
+
+// A packed matrix; owns nothing.
+struct Matrix {
+  Format format = Format::kF32;
+  int outputs = 0;
+  int inputs = 0;
+  const uint8_t* data = nullptr;
+  const float* bias = nullptr;  // [outputs padded to whole panels], or none
+
+  size_t padded_inputs() const {
+    const size_t multiple = traits(format).inputs_multiple;
+    return (inputs + multiple - 1) / multiple * multiple;
+  }
+  size_t groups() const { return padded_inputs() / kGroup; }
+  int panels() const { return (outputs + kLanes - 1) / kLanes; }
+  size_t scales_offset() const { return groups() * quant_bytes(traits(format).quants); }  // within a panel
+  size_t panel_bytes() const {
+    if (!is_quantised(format)) return static_cast<size_t>(inputs) * kLanes * traits(format).element_bytes;
+    return (scales_offset() + scale_bytes(traits(format).scales, groups()) + 63) / 64 * 64;
+  }
+  size_t bytes() const { return panel_bytes() * panels(); }
+  const uint8_t* panel(int index) const { return data + panel_bytes() * index; }
+};
+
+}  // namespace paceline

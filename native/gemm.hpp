@@ -1,0 +1,172 @@
+// Matrix products: one panel of 16 outputs times 1 to 8 rows.
+//
+// A row's result is one chain of operations over the groups of inputs in their order, the same for every number of
+// rows; rows only share the weights that are unpacked. Products within a group are integers, hence exact in any order.
+#pragma once
+
+#include "kernels.hpp"
+
+namespace paceline {
+namespace {
+
+constexpr size_t kPrefetchBytes = 2048;  // how far ahead of use weights are fetched
+
+constexpr int shift_of(int zero) { return zero == 128 ? 7 : zero == 32 ? 5 : 0; }
+
+// Adds the products of half a group (16 inputs) to the integer sums of each row.
+template <class V, Quants kQuants, int kRows>
+inline void dot_half(const uint8_t* quants, int half, const int8_t* const* x, typename V::I* sums) {
+  constexpr bool kWide = kQuants == Quants::kU8;
+  if constexpr (kWide) {
+    for (int c = 0; c < 4; c++) {
+      const typename V::I w = V::load_bytes(quants + (half * 4 + c) * 64);
+      for (int r = 0; r < kRows; r++) sums[r] = V::template dot<true>(sums[r], w, x[r] + half * 16 + c * 4);
+    }
+  } else {
+    const typename V::I first = V::load_bytes(quants + half * 128), second = V::load_bytes(quants + half * 128 + 64);
+    typename V::I w[4] = {V::low_nibbles(first), V::high_nibbles(first), V::low_nibbles(second), V::high_nibbles(second)};
+    if constexpr (kQuants == Quants::kU6) {
+      const typename V::I plane = V::load_bytes(quants + 256 + half * 64);
+      w[0] = V::template with_high_bits<0>(w[0], plane);
+      w[1] = V::template with_high_bits<1>(w[1], plane);
+      w[2] = V::template with_high_bits<2>(w[2], plane);
+      w[3] = V::template with_high_bits<3>(w[3], plane);
+    }
+    for (int c = 0; c < 4; c++)
+      for (int r = 0; r < kRows; r++) sums[r] = V::template dot<false>(sums[r], w[c], x[r] + half * 16 + c * 4);
+  }
+}
+
+template <class V, Format kFormat, int kRows>
+inline void quantised_rows(const Matrix& w, const uint8_t* panel, const Activations& x, int row0, float* tile) {
+  using F = typename V::F;
+  using I = typename V::I;
+  constexpr FormatTraits kTrait = traits(kFormat);
+  constexpr size_t kBytes = quant_bytes(kTrait.quants);
+  constexpr int kShift = shift_of(kTrait.zero);
+  const size_t groups = w.groups();
+  const uint8_t* scales = panel + w.scales_offset();
+  F total[kRows];
+  for (int r = 0; r < kRows; r++) total[r] = V::zero();
+  F super_scale = V::zero(), super_min = V::zero();
+  for (size_t g = 0; g < groups; g++) {
+    const uint8_t* quants = panel + g * kBytes;
+    for (size_t line = 0; line < kBytes; line += 64) V::prefetch(quants + kPrefetchBytes + line);
+    const int8_t* rows[kRows];
+    const float* x_scale[kRows];
+    for (int r = 0; r < kRows; r++) {
+      rows[r] = x.quants + (row0 + r) * x.groups * kGroup + g * kGroup;
+      x_scale[r] = x.scales + (row0 + r) * x.groups + g;
+    }
+    if constexpr (kTrait.scales == Scales::kSuper || kTrait.scales == Scales::kSuper16) {
+      if (g % kSuperGroups == 0) {
+        constexpr size_t kStride = kTrait.scales == Scales::kSuper ? 320 : 288;
+        const uint8_t* super = scales + g / kSuperGroups * kStride;
+        super_scale = V::load_f16(reinterpret_cast<const uint16_t*>(super));
+        if constexpr (kTrait.scales == Scales::kSuper)
+          super_min = V::sub(V::zero(), V::load_f16(reinterpret_cast<const uint16_t*>(super + 32)));
+      }
+    }
+    if constexpr (kTrait.scales == Scales::kSuper16) {
+      const int8_t* fine = reinterpret_cast<const int8_t*>(scales + g / kSuperGroups * 288 + 32 + g % kSuperGroups * 32);
+      F inner[kRows];
+      for (int half = 0; half < 2; half++) {
+        I sums[kRows];
+        for (int r = 0; r < kRows; r++)
+          sums[r] = V::set1_shifted(x.negative_sums + ((row0 + r) * x.groups + g) * 2 + half, kShift);
+        dot_half<V, kTrait.quants, kRows>(quants, half, rows, sums);
+        const F scale = V::mul(super_scale, V::load_i8(fine + half * 16));
+        for (int r = 0; r < kRows; r++) {
+          const F value = V::to_float(sums[r]);
+          inner[r] = half == 0 ? V::mul(value, scale) : V::fma(value, scale, inner[r]);
+        }
+      }
+      for (int r = 0; r < kRows; r++) total[r] = V::fma(inner[r], V::set1(*x_scale[r]), total[r]);
+      continue;
+    }
+    I sums[kRows];
+    for (int r = 0; r < kRows; r++) {
+      if constexpr (kTrait.zero == 0) {
+        sums[r] = V::zero_i();
+      } else {
+        const int32_t* negative = x.negative_sums + ((row0 + r) * x.groups + g) * 2;
+        const int32_t both = negative[0] + negative[1];
+        sums[r] = V::set1_shifted(&both, kShift);
+      }
+    }
+    dot_half<V, kTrait.quants, kRows>(quants, 0, rows, sums);
+    dot_half<V, kTrait.quants, kRows>(quants, 1, rows, sums);
+    if constexpr (kTrait.scales == Scales::kChannel) {
+      for (int r = 0; r < kRows; r++) total[r] = V::fma(V::to_float(sums[r]), V::set1(*x_scale[r]), total[r]);
+    } else {
+      F scale, min = V::zero();
+      if constexpr (kTrait.scales == Scales::kSuper) {
+        const uint8_t* fine = scales + g / kSuperGroups * 320 + 64 + g % kSuperGroups * 32;
+        scale = V::mul(super_scale, V::load_u8(fine));
+        min = V::mul(super_min, V::load_u8(fine + 16));
+      } else {
+        const uint16_t* halves = reinterpret_cast<const uint16_t*>(scales + g * (kTrait.scales == Scales::kHalf ? 32 : 64));
+        scale = V::load_f16(halves);
+        if constexpr (kTrait.scales == Scales::kHalfMin) min = V::load_f16(halves + kLanes);
+      }
+      for (int r = 0; r < kRows; r++)
+        total[r] = V::fma(V::to_float(sums[r]), V::mul(scale, V::set1(*x_scale[r])), total[r]);
+      if constexpr (kTrait.scales != Scales::kHalf)
+        for (int r = 0; r < kRows; r++)
+          total[r] = V::fma(V::set1(x.scaled_sums[(row0 + r) * x.groups + g]), min, total[r]);
+    }
+  }
+  if constexpr (kTrait.scales == Scales::kChannel) {
+    const F scale = V::load(reinterpret_cast<const float*>(scales));
+    for (int r = 0; r < kRows; r++) total[r] = V::mul(total[r], scale);
+  }
+  for (int r = 0; r < kRows; r++) V::store(tile + r * kLanes, total[r]);
+}
+
+template <class V, Format kFormat, int kRows>
+inline void float_rows(const Matrix& w, const uint8_t* panel, const Activations& x, int row0, float* tile) {
+  using F = typename V::F;
+  F total[kRows];
+  for (int r = 0; r < kRows; r++) total[r] = V::zero();
+  const float* rows[kRows];
+  for (int r = 0; r < kRows; r++) rows[r] = x.values + (row0 + r) * x.stride;
+  for (int k = 0; k < w.inputs; k++) {
+    const uint8_t* at = panel + static_cast<size_t>(k) * kLanes * traits(kFormat).element_bytes;
+    F weights;
+    if constexpr (kFormat == Format::kF32) weights = V::load(reinterpret_cast<const float*>(at));
+    if constexpr (kFormat == Format::kF16) weights = V::load_f16(reinterpret_cast<const uint16_t*>(at));
+    if constexpr (kFormat == Format::kBF16) weights = V::load_bf16(reinterpret_cast<const uint16_t*>(at));
+    for (int r = 0; r < kRows; r++) total[r] = V::fma(weights, V::set1(rows[r][k]), total[r]);
+  }
+  for (int r = 0; r < kRows; r++) V::store(tile + r * kLanes, total[r]);
+}
+
+template <class V, Format kFormat, int kRows>
+inline void rows_of(const Matrix& w, const uint8_t* panel, const Activations& x, int row0, float* tile) {
+  if constexpr (is_quantised(kFormat)) {
+    quantised_rows<V, kFormat, kRows>(w, panel, x, row0, tile);
+  } else {
+    float_rows<V, kFormat, kRows>(w, panel, x, row0, tile);
+  }
+}
+
+template <class V, Format kFormat>
+void tile(const Matrix& w, int panel, const Activations& x, int row0, int rows, float* out) {
+  const uint8_t* at = w.panel(panel);
+  switch (rows) {
+    case 1: rows_of<V, kFormat, 1>(w, at, x, row0, out); break;
+    case 2: rows_of<V, kFormat, 2>(w, at, x, row0, out); break;
+    case 3: rows_of<V, kFormat, 3>(w, at, x, row0, out); break;
+    case 4: rows_of<V, kFormat, 4>(w, at, x, row0, out); break;
+    case 5: rows_of<V, kFormat, 5>(w, at, x, row0, out); break;
+    case 6: rows_of<V, kFormat, 6>(w, at, x, row0, out); break;
+    case 7: rows_of<V, kFormat, 7>(w, at, x, row0, out); break;
+    default: rows_of<V, kFormat, 8>(w, at, x, row0, out); break;
+  }
+  if (w.bias == nullptr) return;
+  const typename V::F bias = V::load(w.bias + static_cast<size_t>(panel) * kLanes);
+  for (int r = 0; r < rows; r++) V::store(out + r * kLanes, V::add(V::load(out + r * kLanes), bias));
+}
+
+}  // namespace
+}  // namespace paceline

@@ -1,0 +1,86 @@
+// The table of vector kernels. One instance for each instruction set, chosen at run time; the model calls nothing else.
+//
+// Every kernel is row-invariant: what it writes for a row, query or head is a fixed sequence of operations on that
+// row's own inputs, whatever is computed beside it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "format.hpp"
+#include "vocabulary_kernels.hpp"
+
+namespace paceline {
+
+constexpr int kTileRows = 8;  // rows of one GEMM tile, queries of one attention task
+
+// Inputs of a GEMM: rows as float32 and, for quantised weights, as int8 in groups of 32 with a scale each.
+struct Activations {
+  const float* values = nullptr;         // [rows, stride], padded with zeros to whole groups
+  size_t stride = 0;
+  const int8_t* quants = nullptr;        // [rows, 32 * groups]
+  const float* scales = nullptr;         // [rows, groups]
+  const float* scaled_sums = nullptr;    // [rows, groups] scale * sum of the group's quants
+  const int32_t* negative_sums = nullptr;  // [rows, 2 * groups] minus the sum of each half group's quants
+  size_t groups = 0;
+};
+
+// Where the K/V of one layer lies. A tile holds the keys of 16 slots side by side: K [tiles, kv_heads, dim, 16],
+// V [slots, kv_heads, dim]; int8 caches have one scale a token and head: K [tiles, kv_heads, 16], V [slots, kv_heads].
+// Blocks of less than 16 slots take a tile each. dim is head_dim padded to 16.
+struct KVPool {
+  void* keys = nullptr;
+  void* values = nullptr;
+  float* key_scales = nullptr;
+  float* value_scales = nullptr;
+  int kv_heads = 0;
+  int dim = 0;
+  int block_size = 0;
+
+  // Index of a slot (block * block_size + offset) in an array of whole tiles.
+  int64_t place(int64_t slot) const {
+    return block_size >= kLanes ? slot : slot / block_size * kLanes + slot % block_size;
+  }
+};
+
+// Up to kTileRows queries of one request and one K/V head.
+struct AttentionTask {
+  KVPool pool;
+  int kv_head = 0;
+  const int32_t* blocks = nullptr;  // the request's block table
+  int context = 0;                  // keys before this pass
+  int num_queries = 0;
+  const float* queries[kTileRows];  // [dim]
+  float* outputs[kTileRows];        // [dim]
+  int first[kTileRows];             // first key seen
+  int count[kTileRows];             // keys from position 0 up to the query's own, itself included
+  const int32_t* path[kTileRows];   // of a tree's node: own key indices seen [count - context], ascending; or none
+  float scale = 1;
+  float softcap = 0;                // 0 = none
+  float* scratch = nullptr;         // kTileRows * scratch_stride floats
+  size_t scratch_stride = 0;        // at least the request's keys + 32
+};
+
+enum class KVType : uint8_t { kF16, kI8 };
+
+struct Kernels {
+  const char* name;
+  // tile [rows, 16] = rows row0.. of x times one panel, rows <= kTileRows
+  void (*tile[kNumFormats])(const Matrix& w, int panel, const Activations& x, int row0, int rows, float* tile);
+  void (*rms_norm)(const float* x, const float* gain, int n, float eps, float* y);
+  void (*add)(const float* x, int n, float* y);  // y += x; n is a multiple of 16
+  void (*quantise)(const float* x, int n, size_t groups, int8_t* quants, float* scales, float* scaled_sums,
+                   int32_t* negative_sums);
+  void (*rotate)(float* head, const float* cosines, const float* sines, int half);
+  void (*gate)(const float* gate, const float* up, int n, bool gelu, float* y);  // n is a multiple of 16
+  void (*softcap)(float* x, int n, float cap);                                   // n is a multiple of 16
+  void (*store_kv[2])(const KVPool& pool, int64_t slot, int kv_head, const float* key, const float* value);
+  void (*attend[2])(const AttentionTask& task);
+  VocabularyKernels vocabulary;
+};
+
+// By name ("avx512", "avx2vnni", "avx2", "portable"), or the best that the machine has for an empty one.
+// Throws std::invalid_argument for a name that is unknown or that the machine cannot run.
+const Kernels& select_kernels(const char* name);
+
+}  // namespace paceline

@@ -1,0 +1,443 @@
+#include "model.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <new>
+
+#include "pack.hpp"
+
+namespace paceline {
+
+namespace {
+
+constexpr int kSerialRows = 2;         // up to here one thread does the work between two products: cheaper than a barrier
+constexpr int kPiecesPerThread = 6;    // pieces of a product, so that a delayed thread leaves its share to the others
+constexpr size_t kBlockBytes = 1 << 18;  // activations of the rows that go through a panel together, for the L2 cache
+constexpr int kLogitRows = 32;         // rows whose logits are held at once
+
+size_t padded(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
+
+}  // namespace
+
+Rows::Rows(int width) : width_(width), stride_(padded(width, kGroup)), groups_(padded(width, 256) / kGroup) {}
+
+void Rows::reserve(int count) {
+  values_.reserve(count * stride_);
+  quants_.reserve(count * groups_ * kGroup);
+  scales_.reserve(count * groups_);
+  scaled_sums_.reserve(count * groups_);
+  negative_sums_.reserve(count * groups_ * 2);
+}
+
+void Rows::quantise(const Kernels& kernels, int index) {
+  kernels.quantise(row(index), width_, groups_, quants_.data() + index * groups_ * kGroup, scales_.data() + index * groups_,
+                   scaled_sums_.data() + index * groups_, negative_sums_.data() + index * groups_ * 2);
+}
+
+Activations Rows::view() const {
+  return {values_.data(), stride_, quants_.data(), scales_.data(), scaled_sums_.data(), negative_sums_.data(), groups_};
+}
+
+struct Model::Piece {
+  int request;
+  int kv_head;
+  int first_query;  // among the request's queries of this head: row * heads per K/V head + head
+  int num_queries;
+};
+
+struct Model::Pass {
+  const Batch& batch;
+  const Outputs& outputs;
+  int rows;
+  std::vector<Piece> pieces;
+  std::vector<int> counts;                 // [T] keys that a token sees, from position 0
+  std::vector<const int32_t*> paths;       // [T] own keys that a tree's node sees, or null
+  std::vector<std::vector<int32_t>> path_storage;
+};
+
+Model::Model(ModelConfig config, const Kernels& kernels, int num_threads)
+    : config_(std::move(config)),
+      kernels_(kernels),
+      threads_(num_threads),
+      dim_(static_cast<int>(padded(config_.head_dim, kLanes))),
+      hidden_(config_.hidden_size),
+      normed_(config_.hidden_size),
+      q_(config_.num_heads * config_.head_dim),
+      k_(config_.num_kv_heads * config_.head_dim),
+      v_(config_.num_kv_heads * config_.head_dim),
+      attended_(config_.num_heads * config_.head_dim),
+      inner_(config_.intermediate_size),
+      final_(config_.hidden_size),
+      cosines_(config_.ropes.size()),
+      sines_(config_.ropes.size()),
+      scratch_(num_threads) {
+  for (int i = 0; i < num_threads; i++) samplers_.emplace_back(kernels_, config_.vocab_size);
+  const size_t slots = static_cast<size_t>(config_.num_blocks) * std::max(config_.block_size, kLanes);
+  const size_t element = config_.kv_type == KVType::kF16 ? 2 : 1;
+  const size_t half = padded(slots * config_.num_kv_heads * dim_ * element, 64);
+  const size_t scales = config_.kv_type == KVType::kI8 ? padded(slots * config_.num_kv_heads * sizeof(float), 64) : 0;
+  // Pages are zeros until they are written: the pool takes the memory of what was used of it.
+  kv_.reset(std::calloc(config_.layers.size(), 2 * (half + scales)));
+  if (kv_ == nullptr) throw std::bad_alloc();
+  auto* at = static_cast<uint8_t*>(kv_.get());
+  for (size_t i = 0; i < config_.layers.size(); i++, at += 2 * (half + scales)) {
+    pools_.push_back({.keys = at,
+                      .values = at + half,
+                      .key_scales = reinterpret_cast<float*>(at + 2 * half),
+                      .value_scales = reinterpret_cast<float*>(at + 2 * half + scales),
+                      .kv_heads = config_.num_kv_heads,
+                      .dim = dim_,
+                      .block_size = config_.block_size});
+  }
+}
+
+void Model::Free::operator()(void* p) const { std::free(p); }
+
+size_t Model::kv_bytes_per_block(const ModelConfig& config) {
+  const size_t dim = padded(config.head_dim, kLanes), slots = std::max(config.block_size, kLanes);
+  const size_t token = config.kv_type == KVType::kF16 ? dim * 2 : dim + sizeof(float);
+  return config.layers.size() * slots * 2 * config.num_kv_heads * token;
+}
+
+size_t Model::weight_bytes() const {
+  size_t total = config_.head.bytes();
+  for (const Layer& layer : config_.layers)
+    for (const Matrix* w : {&layer.q, &layer.k, &layer.v, &layer.output, &layer.gate, &layer.up, &layer.down})
+      total += w->bytes();
+  return total;
+}
+
+void Model::forward(const Batch& batch, const Outputs& outputs) {
+  Pass pass{batch, outputs, batch.num_tokens, {}, {}, {}, {}};
+  prepare(pass);
+  threads_.run([&](int thread) { run(pass, thread); });
+}
+
+void Model::prepare(Pass& pass) {
+  const Batch& batch = pass.batch;
+  const int rows = pass.rows, group = config_.num_heads / config_.num_kv_heads;
+  for (Rows* buffer : {&hidden_, &normed_, &q_, &k_, &v_, &attended_, &inner_}) buffer->reserve(rows);
+  residual_.reserve(rows * hidden_.stride());
+  queries_.reserve(static_cast<size_t>(rows) * config_.num_heads * dim_);
+  const int logit_rows = std::min(batch.num_rows, kLogitRows);
+  final_.reserve(logit_rows);
+  logits_.reserve(logit_rows * padded(config_.vocab_size, kLanes));
+  for (size_t i = 0; i < config_.ropes.size(); i++) {
+    const size_t half = config_.ropes[i].inverse_frequencies.size();
+    cosines_[i].reserve(rows * padded(half, kLanes));
+    sines_[i].reserve(rows * padded(half, kLanes));
+  }
+  pass.counts.resize(rows);
+  pass.paths.resize(rows, nullptr);
+  int most_keys = 0;
+  for (int r = 0; r < batch.num_requests; r++) {
+    const int start = batch.query_starts[r], own = batch.query_starts[r + 1] - start, context = batch.context_lengths[r];
+    most_keys = std::max(most_keys, context + own);
+    for (int i = 0; i < own; i++) {
+      pass.counts[start + i] = context + i + 1;
+      if (batch.ancestors[r] == nullptr) continue;
+      std::vector<int32_t>& path = pass.path_storage.emplace_back();
+      for (int j = 0; j < own; j++)
+        if (batch.ancestors[r][static_cast<size_t>(i) * own + j] != 0) path.push_back(j);
+      pass.counts[start + i] = context + static_cast<int>(path.size());
+      pass.paths[start + i] = path.data();
+    }
+    for (int first = 0; first < own * group; first += kTileRows)
+      for (int head = 0; head < config_.num_kv_heads; head++)
+        pass.pieces.push_back({r, head, first, std::min(kTileRows, own * group - first)});
+  }
+  for (Scratch& scratch : scratch_) {
+    scratch.scores.reserve(kTileRows * padded(most_keys + 2 * kLanes, kLanes));
+    scratch.head.reserve(2 * dim_);
+    scratch.outputs.reserve(kTileRows * dim_);
+  }
+}
+
+// Pieces of a stage, then what comes after it for each row.
+template <class Body, class Row>
+void Model::stage(int pieces, const Body& body, int rows, const Row& row) {
+  if (rows <= kSerialRows) {
+    threads_.each(pieces, body, [&] {
+      for (int i = 0; i < rows; i++) row(i);
+    });
+  } else {
+    threads_.each(pieces, body);
+    threads_.each(rows, row);
+  }
+}
+
+// Panels [first_panel, last_panel) of w times all rows: store(row, panel, values [16]) for each.
+template <class Epilogue>
+void Model::multiply(const Matrix& w, const Activations& x, int rows, int first_panel, int last_panel,
+                     const Epilogue& store) {
+  alignas(64) float tile[kTileRows * kLanes];
+  const size_t row_bytes = is_quantised(w.format) ? x.groups * kGroup : x.stride * sizeof(float);
+  const int block = std::max<int>(kTileRows, static_cast<int>(kBlockBytes / row_bytes) / kTileRows * kTileRows);
+  for (int begin = 0; begin < rows; begin += block) {
+    const int end = std::min(rows, begin + block);
+    for (int panel = first_panel; panel < last_panel; panel++) {
+      for (int row = begin; row < end; row += kTileRows) {
+        const int count = std::min(kTileRows, end - row);
+        kernels_.tile[static_cast<int>(w.format)](w, panel, x, row, count, tile);
+        for (int i = 0; i < count; i++) store(row + i, panel, tile + i * kLanes);
+      }
+    }
+  }
+}
+
+void Model::run(Pass& pass, int thread) {
+  const Batch& batch = pass.batch;
+  threads_.each(pass.rows, [&](int row) {
+    unpack_row(config_.embedding, batch.token_ids[row], hidden_.row(row));
+    if (config_.embedding_scale != 1.0f)
+      for (int i = 0; i < config_.hidden_size; i++) hidden_.row(row)[i] *= config_.embedding_scale;
+    for (size_t i = 0; i < config_.ropes.size(); i++) {
+      const std::vector<float>& inverse = config_.ropes[i].inverse_frequencies;
+      const size_t at = row * padded(inverse.size(), kLanes);
+      for (size_t j = 0; j < inverse.size(); j++) {
+        const double angle = static_cast<float>(batch.positions[row]) * inverse[j];  // rounded to float32, as trained
+        cosines_[i].data()[at + j] = static_cast<float>(std::cos(angle)) * config_.ropes[i].factor;
+        sines_[i].data()[at + j] = static_cast<float>(std::sin(angle)) * config_.ropes[i].factor;
+      }
+    }
+    enter(pass, 0, row);
+  });
+  for (size_t at = 0; at < batch.layers.size(); at++) run_layer(pass, at, thread);
+  sample(pass, thread);
+}
+
+// The row as it enters the layer that runs at a place of the pass, or leaves the last one.
+void Model::enter(Pass& pass, size_t at, int row) {
+  const bool last = at == pass.batch.layers.size();
+  const int number = last ? static_cast<int>(config_.layers.size()) : pass.batch.layers[at];
+  for (const auto& [layer, out] : pass.batch.hidden) {
+    float* to = out + static_cast<size_t>(row) * config_.hidden_size;
+    if (layer == number) std::copy_n(hidden_.row(row), config_.hidden_size, to);
+    if (last && layer == number + 1)
+      kernels_.rms_norm(hidden_.row(row), config_.final_norm, config_.hidden_size, config_.norm_eps, to);
+  }
+  if (last) return;
+  const Layer& layer = config_.layers[number];
+  kernels_.rms_norm(hidden_.row(row), layer.input_norm, config_.hidden_size, config_.norm_eps, normed_.row(row));
+  if (is_quantised(layer.q.format) || is_quantised(layer.k.format) || is_quantised(layer.v.format))
+    normed_.quantise(kernels_, row);
+}
+
+void Model::run_layer(Pass& pass, size_t at, int thread) {
+  const int number = pass.batch.layers[at], rows = pass.rows;
+  const Layer& layer = config_.layers[number];
+  const KVPool& pool = pools_[number];
+
+  const auto pieces_of = [&](int panels) { return std::min(panels, threads_.num_threads() * kPiecesPerThread); };
+  const auto share = [](int panels, int pieces, int piece) {
+    return std::pair{static_cast<int>(static_cast<int64_t>(panels) * piece / pieces),
+                     static_cast<int>(static_cast<int64_t>(panels) * (piece + 1) / pieces)};
+  };
+  const auto into = [](Rows& rows_out) {
+    return [&rows_out](int row, int panel, const float* values) {
+      std::copy_n(values, kLanes, rows_out.row(row) + panel * kLanes);
+    };
+  };
+  // Adds a sublayer's output to the residual stream, through its norm in sandwich layers.
+  const auto add_output = [&](int row, const float* norm) {
+    float* output = residual_.data() + row * hidden_.stride();
+    if (norm != nullptr) kernels_.rms_norm(output, norm, config_.hidden_size, config_.norm_eps, output);
+    kernels_.add(output, static_cast<int>(padded(config_.hidden_size, kLanes)), hidden_.row(row));
+  };
+  const auto into_residual = [&](int row, int panel, const float* values) {
+    std::copy_n(values, kLanes, residual_.data() + row * hidden_.stride() + panel * kLanes);
+  };
+
+  const Matrix* projections[] = {&layer.q, &layer.k, &layer.v};
+  Rows* projected[] = {&q_, &k_, &v_};
+  const int qkv_panels = layer.q.panels() + layer.k.panels() + layer.v.panels(), qkv_pieces = pieces_of(qkv_panels);
+  stage(
+      qkv_pieces,
+      [&](int piece) {
+        auto [begin, end] = share(qkv_panels, qkv_pieces, piece);
+        for (int i = 0; i < 3; i++) {
+          const int panels = projections[i]->panels();
+          multiply(*projections[i], normed_.view(), rows, std::clamp(begin, 0, panels), std::clamp(end, 0, panels),
+                   into(*projected[i]));
+          begin -= panels;
+          end -= panels;
+        }
+      },
+      rows, [&](int row) { cache_row(layer, pool, pass, row, thread); });
+
+  stage(
+      static_cast<int>(pass.pieces.size()), [&](int piece) { attend(layer, pool, pass, piece, thread); }, rows,
+      [&](int row) {
+        if (is_quantised(layer.output.format)) attended_.quantise(kernels_, row);
+      });
+
+  const int output_pieces = pieces_of(layer.output.panels());
+  stage(
+      output_pieces,
+      [&](int piece) {
+        const auto [begin, end] = share(layer.output.panels(), output_pieces, piece);
+        multiply(layer.output, attended_.view(), rows, begin, end, into_residual);
+      },
+      rows,
+      [&](int row) {
+        add_output(row, layer.attention_norm);
+        kernels_.rms_norm(hidden_.row(row), layer.mlp_norm, config_.hidden_size, config_.norm_eps, normed_.row(row));
+        if (is_quantised(layer.gate.format) || is_quantised(layer.up.format)) normed_.quantise(kernels_, row);
+      });
+
+  const int inner_pieces = pieces_of(layer.gate.panels());
+  stage(
+      inner_pieces,
+      [&](int piece) {
+        const auto [begin, end] = share(layer.gate.panels(), inner_pieces, piece);
+        multiply(layer.gate, normed_.view(), rows, begin, end, into(inner_));
+        multiply(layer.up, normed_.view(), rows, begin, end, [&](int row, int panel, const float* values) {
+          float* inner = inner_.row(row) + panel * kLanes;
+          kernels_.gate(inner, values, kLanes, config_.gelu, inner);
+        });
+      },
+      rows,
+      [&](int row) {
+        if (is_quantised(layer.down.format)) inner_.quantise(kernels_, row);
+      });
+
+  const int down_pieces = pieces_of(layer.down.panels());
+  stage(
+      down_pieces,
+      [&](int piece) {
+        const auto [begin, end] = share(layer.down.panels(), down_pieces, piece);
+        multiply(layer.down, inner_.view(), rows, begin, end, into_residual);
+      },
+      rows,
+      [&](int row) {
+        add_output(row, layer.output_norm);
+        enter(pass, at + 1, row);
+      });
+}
+
+// Norms and rotates a row's queries and keys, and writes its K/V into the pool.
+void Model::cache_row(const Layer& layer, const KVPool& pool, Pass& pass, int row, int thread) {
+  const int dim = config_.head_dim;
+  const auto finish = [&](float* head, const float* norm) {
+    if (norm != nullptr) kernels_.rms_norm(head, norm, dim, config_.norm_eps, head);
+    if (layer.rope < 0) return;
+    const int half = static_cast<int>(config_.ropes[layer.rope].inverse_frequencies.size());
+    const size_t at = row * padded(half, kLanes);
+    kernels_.rotate(head, cosines_[layer.rope].data() + at, sines_[layer.rope].data() + at, half);
+  };
+  for (int head = 0; head < config_.num_heads; head++) {
+    float* query = queries_.data() + (static_cast<size_t>(row) * config_.num_heads + head) * dim_;
+    std::copy_n(q_.row(row) + head * dim, dim, query);
+    finish(query, layer.q_norm);
+  }
+  float *key = scratch_[thread].head.data(), *value = key + dim_;  // what is beyond head_dim stays zero
+  for (int head = 0; head < config_.num_kv_heads; head++) {
+    std::copy_n(k_.row(row) + head * dim, dim, key);
+    finish(key, layer.k_norm);
+    std::copy_n(v_.row(row) + head * dim, dim, value);
+    kernels_.store_kv[static_cast<int>(config_.kv_type)](pool, pass.batch.slots[row], head, key, value);
+  }
+}
+
+void Model::attend(const Layer& layer, const KVPool& pool, Pass& pass, int index, int thread) {
+  const Piece& piece = pass.pieces[index];
+  const Batch& batch = pass.batch;
+  Scratch& scratch = scratch_[thread];
+  const int group = config_.num_heads / config_.num_kv_heads, start = batch.query_starts[piece.request];
+  const int keys = batch.context_lengths[piece.request] + batch.query_starts[piece.request + 1] - start;
+  AttentionTask task{.pool = pool,
+                     .kv_head = piece.kv_head,
+                     .blocks = batch.block_tables[piece.request],
+                     .context = batch.context_lengths[piece.request],
+                     .num_queries = piece.num_queries,
+                     .queries = {},
+                     .outputs = {},
+                     .first = {},
+                     .count = {},
+                     .path = {},
+                     .scale = config_.attention_scale,
+                     .softcap = config_.attention_softcap,
+                     .scratch = scratch.scores.data(),
+                     .scratch_stride = padded(keys + 2 * kLanes, kLanes)};
+  const bool direct = dim_ == config_.head_dim;
+  for (int i = 0; i < piece.num_queries; i++) {
+    const int row = start + (piece.first_query + i) / group;
+    const int head = piece.kv_head * group + (piece.first_query + i) % group;
+    task.queries[i] = queries_.data() + (static_cast<size_t>(row) * config_.num_heads + head) * dim_;
+    task.outputs[i] = direct ? attended_.row(row) + head * dim_ : scratch.outputs.data() + i * dim_;
+    task.count[i] = pass.counts[row];
+    task.first[i] = layer.window > 0 ? std::max(0, pass.counts[row] - layer.window) : 0;
+    task.path[i] = pass.paths[row];
+  }
+  kernels_.attend[static_cast<int>(config_.kv_type)](task);
+  if (direct) return;
+  for (int i = 0; i < piece.num_queries; i++) {
+    const int row = start + (piece.first_query + i) / group;
+    const int head = piece.kv_head * group + (piece.first_query + i) % group;
+    std::copy_n(task.outputs[i], config_.head_dim, attended_.row(row) + head * config_.head_dim);
+  }
+}
+
+// Logits of the wanted rows, some at a time, and what is asked of them.
+void Model::sample(Pass& pass, int thread) {
+  const Batch& batch = pass.batch;
+  const int width = static_cast<int>(padded(config_.vocab_size, kLanes));
+  const int panels = config_.head.panels(), pieces = std::min(panels, threads_.num_threads() * kPiecesPerThread);
+  for (int begin = 0; begin < batch.num_rows; begin += kLogitRows) {
+    const int count = std::min(kLogitRows, batch.num_rows - begin);
+    threads_.each(count, [&](int i) {
+      const float* row = hidden_.row(batch.logit_rows[begin + i]);
+      kernels_.rms_norm(row, config_.final_norm, config_.hidden_size, config_.norm_eps, final_.row(i));
+      if (is_quantised(config_.head.format)) final_.quantise(kernels_, i);
+    });
+    threads_.each(pieces, [&](int piece) {
+      multiply(config_.head, final_.view(), count, static_cast<int>(static_cast<int64_t>(panels) * piece / pieces),
+               static_cast<int>(static_cast<int64_t>(panels) * (piece + 1) / pieces),
+               [&](int row, int panel, const float* values) {
+                 std::copy_n(values, kLanes, logits_.data() + static_cast<size_t>(row) * width + panel * kLanes);
+               });
+    });
+    threads_.each(count, [&](int i) {
+      float* row = logits_.data() + static_cast<size_t>(i) * width;
+      if (config_.final_softcap > 0) kernels_.softcap(row, width, config_.final_softcap);
+      if (pass.outputs.logits != nullptr)
+        std::copy_n(row, config_.vocab_size, pass.outputs.logits + static_cast<size_t>(begin + i) * config_.vocab_size);
+      if (pass.outputs.sampling != nullptr)
+        samplers_[thread].sample(row, pass.outputs.sampling[begin + i], pass.outputs.results[begin + i]);
+    });
+  }
+}
+
+void Model::move(const int64_t* sources, const int64_t* destinations, int count) {
+  const bool wide = config_.kv_type == KVType::kF16;
+  const size_t element = wide ? 2 : 1, heads = config_.num_kv_heads;
+  const size_t column = heads * dim_;  // elements that a slot has in K, and in V
+  std::vector<uint8_t> keys(count * column * element), values(count * column * element);
+  std::vector<float> scales(wide ? 0 : count * heads * 2);
+  for (const KVPool& pool : pools_) {
+    auto* key_bytes = static_cast<uint8_t*>(pool.keys);
+    auto* value_bytes = static_cast<uint8_t*>(pool.values);
+    const auto visit = [&](int64_t slot, int index, bool read) {
+      const auto copy = [&](void* at, void* kept, size_t bytes) {
+        if (read) {
+          std::memcpy(kept, at, bytes);
+        } else {
+          std::memcpy(at, kept, bytes);
+        }
+      };
+      const size_t place = static_cast<size_t>(pool.place(slot)), tile = place / kLanes, lane = place % kLanes;
+      for (size_t d = 0; d < column; d++)
+        copy(key_bytes + ((tile * column + d) * kLanes + lane) * element, &keys[(index * column + d) * element], element);
+      copy(value_bytes + place * column * element, &values[index * column * element], column * element);
+      if (wide) return;
+      for (size_t head = 0; head < heads; head++)
+        copy(pool.key_scales + (tile * heads + head) * kLanes + lane, &scales[index * 2 * heads + head], sizeof(float));
+      copy(pool.value_scales + place * heads, &scales[(index * 2 + 1) * heads], heads * sizeof(float));
+    };
+    for (int i = 0; i < count; i++) visit(sources[i], i, true);
+    for (int i = 0; i < count; i++) visit(destinations[i], i, false);
+  }
+}
+
+}  // namespace paceline

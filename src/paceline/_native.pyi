@@ -1,0 +1,68 @@
+"""The native CPU engine, compiled from native/. Absent where the package was installed without a C++ compiler."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.types import RowSampling
+
+def version() -> str:
+    """Version of the package that this extension was built with."""
+
+def read_bandwidth(num_threads: int, num_bytes: int) -> float:
+    """GB/s that the threads together read from a buffer of num_bytes. Raises MemoryError."""
+
+class PackedMatrix:
+    """A weight matrix [outputs, inputs] as the kernels read it. Formats: native/format.hpp."""
+
+    def __init__(self, format: str, outputs: int, inputs: int) -> None:
+        """Zeros, to be filled through `data`. Raises ValueError for an unknown format, MemoryError."""
+
+    @property
+    def format(self) -> str: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def data(self) -> np.ndarray:
+        """Its memory, uint8 [num_bytes], writable."""
+
+    def unpack(self) -> np.ndarray:
+        """float32 [outputs, inputs]."""
+
+def pack_ggml(
+    type_name: str, blocks: np.ndarray, outputs: int, inputs: int, row_order: np.ndarray | None = None
+) -> PackedMatrix:
+    """Rows of GGUF's blocks (uint8, one after another), exactly; output i is row row_order[i] (int32).
+
+    Raises ValueError for values that are not finite or sizes that do not fit.
+    """
+
+def pack_floats(values: np.ndarray, format: str) -> PackedMatrix:
+    """float32 [outputs, inputs] rounded to f32, f16, bf16, i8 (a scale for each output) or q4_1.
+
+    Raises ValueError for values that are not finite or an unsuitable format.
+    """
+
+def packed_format(type_name: str) -> str:
+    """Name of the format that holds the values of a GGUF type."""
+
+def packed_bytes(format: str, outputs: int, inputs: int) -> int:
+    """Bytes of a packed matrix."""
+
+def sample_rows(logits: np.ndarray, sampling: RowSampling, isa: str = "") -> dict[str, np.ndarray]:
+    """Samples rows of logits [M, V] float32 as sampling.sampler.sample_rows does.
+
+    token_ids [M] int32, -1 where all_banned or has_nan ([M] bool; NaN or +inf among the raw logits) say why; token,
+    rank, top_ids and top of types.Logprobs where num_logprobs is not None; successors [M, k] where num_successors > 0.
+    Raises ValueError for arrays that do not fit and for an unknown isa.
+    """
+
+def row_words(num_groups: int, *, seed: int, stream: int, position: int, purpose: int, isa: str = "") -> np.ndarray:
+    """Random words of the tokens 0 .. 32 * num_groups - 1 of a row: uint32. The vector kernel, for tests."""
+
+def philox4x32(counter: Sequence[int], key: int) -> list[int]:
+    """One block of Philox-4x32-10: four words. The scalar code, for tests."""
