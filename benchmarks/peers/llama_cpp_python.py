@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 import environment
-from measuring import PASS_CONTEXT, PASS_SIZES, Generate, Output, measure, pass_milliseconds, perplexity
+from measuring import PASS_CONTEXT, PASS_SIZES, Output, measure, pass_milliseconds, perplexity
 
 VERSION = "0.3.36"
 SYSTEM = f"llama.cpp (llama-cpp-python {VERSION})"
@@ -81,13 +81,10 @@ class Session:
 
 
 def report(workload: dict[str, Any]) -> dict[str, Any]:
-    if workload["draft_tokens"]:
-        result = {
-            "system": f"{SYSTEM} prompt lookup",
-            **measure(workload, library_generate(workload)),
-        }
-    else:
-        result = plain_report(workload)
+    """Speed on the prompts, if there are any, and the perplexity of the text, if there is one."""
+    result: dict[str, Any] = {}
+    if workload["prompts"]:
+        result = lookup_report(workload) if workload["draft_tokens"] else plain_report(workload)
     if workload["perplexity_ids"]:
         session = Session(workload["model"], threads=workload["threads"])
         result["perplexity"] = perplexity(workload["perplexity_ids"], session.log_likelihood)
@@ -121,7 +118,7 @@ def plain_report(workload: dict[str, Any]) -> dict[str, Any]:
     return result | {"pass_milliseconds": pass_milliseconds(one_pass)}
 
 
-def library_generate(workload: dict[str, Any]) -> Generate:
+def lookup_report(workload: dict[str, Any]) -> dict[str, Any]:
     """Prompt lookup by the class that the library ships for it."""
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -150,7 +147,7 @@ def library_generate(workload: dict[str, Any]) -> Generate:
                 break
         return Output(ids, first_token - start, time.perf_counter() - start)
 
-    return generate
+    return {"system": f"{SYSTEM} prompt lookup", **measure(workload, generate)}
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def report(workload: dict[str, Any], model: LoadedModel, arguments: argparse.Nam
 
 
 def title(llm: LLM) -> str:
-    """The name of the row: engine, what drafts, precision where the engine dequantises the file."""
+    """The name of the row: what drafts, and for the torch engine the precision that the file is dequantised to."""
     config = llm.config
     mode = "plain" if config.speculation.method == "none" else config.speculation.method
     if config.engine == "native":
