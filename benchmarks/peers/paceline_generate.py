@@ -45,7 +45,7 @@ def report(workload: dict[str, Any], model: LoadedModel, arguments: argparse.Nam
 
     result = {"system": title(llm), "model_card": llm.model_card, **measure(workload, generate)}
     if llm.config.speculation.method != "none":
-        metrics = sum(counted, SpeculationMetrics())  # what the prefill runs add has no drafts
+        metrics = sum(counted[-len(workload["prompts"]) :], SpeculationMetrics())  # prefill runs came before
         result |= {"acceptance_length": metrics.acceptance_length, "acceptance_rate": metrics.acceptance_rate}
     if workload["perplexity_ids"]:
         result["perplexity"] = perplexity(workload["perplexity_ids"], log_likelihood)
