@@ -180,14 +180,13 @@ def test_what_breaks_an_invariant() -> None:
     good = {"tokens": [5], "context": 0, "table": [0]}
     for request, options, message in (
         ({**good, "tokens": [PLAIN.vocab_size]}, {}, "token ids"),
-        ({**good, "depths": [CONTEXT]}, {}, "positions"),
         ({**good, "table": [48]}, {}, "slots"),
         (good, {"logit_rows": np.array([1], dtype=np.int32)}, "logit rows"),
-        (good, {"hidden_layers": (4,)}, "hidden layers"),
+        (good, {"hidden_layers": (5,)}, "layers"),
         (good, {"layers": (1, 0)}, "layers"),
         (good, {"layers": (3,)}, "layers"),
     ):
-        with pytest.raises(AssertionError, match=message):
+        with pytest.raises(ValueError, match=message):
             runner.forward(make_batch([request], block_size=16, **options))
 
 
