@@ -59,6 +59,8 @@ bench: setup
 	$(BIN)/python benchmarks/compare.py
 	$(BIN)/python benchmarks/readme_table.py
 	$(BIN)/python benchmarks/overhead.py --save
+	$(BIN)/python benchmarks/memory.py --save
+	$(BIN)/python benchmarks/quality.py --save
 
 docs: setup
 	$(BIN)/python docs/cli.py

@@ -10,9 +10,9 @@
 namespace paceline {
 namespace {
 
-constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
-constexpr int kBucketsPerNat = 64;  // resolution of the nucleus histogram
-constexpr int kNumBuckets = 4096;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int kFew = 512;       // tokens worth sorting
+constexpr double kNats = 60;    // weights under e^-60 have no part in a mass
 
 uint64_t key_of(float logit, int32_t id) {
   const auto bits = std::bit_cast<int32_t>(logit + 0.0f);  // -0 becomes 0
@@ -33,18 +33,14 @@ struct LogWeight {
   double operator()(float z) const { return (static_cast<double>(z) - max) / temperature; }
 };
 
-int bucket_of(double log_weight) {
-  return static_cast<int>(std::min(log_weight * -kBucketsPerNat, kNumBuckets - 1.0));
-}
-
 // The smallest logit that min_p keeps; without min_p, the smallest that is not banned.
 float min_p_floor(const LogWeight& log_weight, float min_p) {
   if (min_p <= 0) return -FLT_MAX;
   const double lowest = std::log(static_cast<double>(min_p));
   auto floor = static_cast<float>(log_weight.max + lowest * log_weight.temperature);
-  const auto below = [](float z) { return std::nextafter(z, kNegativeInfinity); };
+  const auto below = [](float z) { return std::nextafter(z, -kInfinity); };
   while (log_weight(below(floor)) >= lowest) floor = below(floor);
-  while (log_weight(floor) < lowest) floor = std::nextafter(floor, -kNegativeInfinity);
+  while (log_weight(floor) < lowest) floor = std::nextafter(floor, kInfinity);
   return std::max(floor, -FLT_MAX);
 }
 
@@ -53,7 +49,7 @@ void ban(std::vector<float>& logits, const uint8_t* allowed) {
   for (int first = 0; first < size; first += 8) {
     const int byte = allowed[first / 8], end = std::min(first + 8, size);
     if (byte == 0xFF) continue;
-    for (int i = first; i < end; ++i) logits[i] = byte >> (i - first) & 1 ? logits[i] : kNegativeInfinity;
+    for (int i = first; i < end; ++i) logits[i] = byte >> (i - first) & 1 ? logits[i] : -kInfinity;
   }
 }
 
@@ -69,8 +65,7 @@ RowSampler::RowSampler(const Kernels& kernels, int vocab_size)
       vocab_size_(vocab_size),
       raw_max_(vocabulary_blocks(vocab_size)),
       adjusted_max_(raw_max_.size()),
-      ids_(new int32_t[vocab_size]),
-      histogram_(kNumBuckets) {}
+      ids_(new int32_t[vocab_size]) {}
 
 void RowSampler::sample(const float* logits, const RowParams& params, RowResult& result) {
   bool finite;
@@ -82,7 +77,7 @@ void RowSampler::sample(const float* logits, const RowParams& params, RowResult&
   const VocabularyRow raw{logits, raw_max_.data(), vocab_size_, max};
   const bool changed = params.num_adjusted > 0 || params.allowed != nullptr;
   const VocabularyRow row = changed ? adjust(raw, params) : raw;
-  result.all_banned = row.max == kNegativeInfinity;
+  result.all_banned = row.max == -kInfinity;
   if (!result.all_banned) result.token = choose(row, params);
   report(raw, params, result);
 }
@@ -117,9 +112,9 @@ int32_t RowSampler::choose(const VocabularyRow& row, const RowParams& params) {
                              params.position, params.purpose});
 }
 
-// keys_ = the tokens of logits >= floor.
-void RowSampler::collect(const VocabularyRow& row, float floor) {
-  const int count = kernels_.collect(row, floor, ids_.get());
+// keys_ = the tokens of logits in [floor, ceiling).
+void RowSampler::collect(const VocabularyRow& row, float floor, float ceiling) {
+  const int count = kernels_.collect(row, floor, ceiling, ids_.get());
   keys_.resize(count);
   for (int i = 0; i < count; ++i) keys_[i] = key_of(row.logits[ids_[i]], ids_[i]);
 }
@@ -132,63 +127,54 @@ void RowSampler::keep_best(const VocabularyRow& row, int count, float floor) {
     std::nth_element(ordered_max_.begin(), ordered_max_.begin() + (count - 1), ordered_max_.end(), std::greater<>());
     floor = std::max(floor, ordered_max_[count - 1]);
   }
-  collect(row, floor);
+  collect(row, floor, kInfinity);
   if (count < static_cast<int>(keys_.size())) {
     std::nth_element(keys_.begin(), keys_.begin() + count, keys_.end(), std::greater<>());
     keys_.resize(count);
   }
 }
 
-// Last token of the smallest set of likeliest ones that holds top_p of the mass of the logits >= floor, or of keys_ if
-// they are `collected`. No sort of the vocabulary: a histogram over log weights finds the bucket where the mass is
-// reached, and only that bucket is sorted.
-RowSampler::Key RowSampler::nucleus(const VocabularyRow& row, const RowParams& params, float floor, bool collected) {
+// Last token of the smallest set of likeliest ones that holds top_p of the mass: of keys_ if they are `limited` by top_k,
+// else of the logits >= floor. No sort of the vocabulary: bisection narrows the place where the mass is reached down to a
+// few tokens, and only those are sorted.
+RowSampler::Key RowSampler::nucleus(const VocabularyRow& row, const RowParams& params, float floor, bool limited) {
   const LogWeight log_weight{row.max, params.temperature};
-  double target = 0;
-  if (collected) {
-    for (const Key key : keys_) target += std::exp(log_weight(logit_of(key)));
+  const auto weight = [&](Key key) { return std::exp(log_weight(logit_of(key))); };
+  double target = 0, reached = 0;
+  if (limited) {
+    for (const Key key : keys_) target += weight(key);
+    target *= params.top_p;
   } else {
-    target = kernels_.sum_weights(row, params.temperature, floor);
+    const auto lowest = static_cast<float>(std::max<double>(-FLT_MAX, row.max - kNats * params.temperature));
+    float low = std::max(floor, lowest), high = std::nextafter(row.max, kInfinity);  // where it is reached: [low, high)
+    VocabularyMass above_low = kernels_.weigh(row, params.temperature, low), above_high{0, 0};
+    target = above_low.sum * params.top_p;
+    while (above_low.count - above_high.count > kFew) {
+      const auto middle = static_cast<float>((static_cast<double>(low) + high) / 2);
+      if (middle <= low || middle >= high) break;  // neighbours: many equal logits
+      const VocabularyMass above = kernels_.weigh(row, params.temperature, middle);
+      (above.sum < target ? high : low) = middle;
+      (above.sum < target ? above_high : above_low) = above;
+    }
+    collect(row, low, high);
+    reached = above_high.sum;
   }
-  target *= params.top_p;
-  for (const double nats : {6.0, 18.0, DBL_MAX}) {  // the mass is mostly in a few tokens
-    const float cut = std::max(floor, static_cast<float>(std::max<double>(-FLT_MAX, row.max - nats * params.temperature)));
-    if (!collected) collect(row, cut);
-    std::fill(histogram_.begin(), histogram_.end(), 0.0);
-    for (const Key key : keys_) {
-      const double x = log_weight(logit_of(key));
-      histogram_[bucket_of(x)] += std::exp(x);
-    }
-    double before = 0;
-    int bucket = 0;
-    while (bucket < kNumBuckets && before + histogram_[bucket] < target) before += histogram_[bucket++];
-    if (bucket == kNumBuckets) {
-      if (collected || cut == floor) break;
-      continue;
-    }
-    const auto outside = [&](Key key) { return bucket_of(log_weight(logit_of(key))) != bucket; };
-    keys_.erase(std::remove_if(keys_.begin(), keys_.end(), outside), keys_.end());
-    std::sort(keys_.begin(), keys_.end(), std::greater<>());
-    size_t last = 0;
-    for (double reached = before; last + 1 < keys_.size(); ++last) {
-      reached += std::exp(log_weight(logit_of(keys_[last])));
-      if (reached >= target) break;
-    }
-    return keys_[last];
-  }
-  return 0;  // rounding kept the sum under the target: all stay
+  std::sort(keys_.begin(), keys_.end(), std::greater<>());
+  size_t last = 0;
+  while ((reached += weight(keys_[last])) < target && last + 1 < keys_.size()) ++last;
+  return keys_[last];
 }
 
 void RowSampler::report(const VocabularyRow& raw, const RowParams& params, RowResult& result) {
   const int num_top = std::min(std::max(params.num_logprobs, 0), vocab_size_);
   const int num_successors = std::min(params.num_successors, vocab_size_);
   if (num_top > 0 || num_successors > 0) {
-    keep_best(raw, std::max(num_top, num_successors), kNegativeInfinity);
+    keep_best(raw, std::max(num_top, num_successors), -kInfinity);
     std::sort(keys_.begin(), keys_.end(), std::greater<>());
     for (int i = 0; i < num_successors; ++i) result.successors[i] = id_of(keys_[i]);
   }
   if (params.num_logprobs < 0) return;
-  const double log_total = raw.max + std::log(kernels_.sum_weights(raw, 1, kNegativeInfinity));
+  const double log_total = raw.max + std::log(kernels_.weigh(raw, 1, -kInfinity).sum);
   for (int i = 0; i < num_top; ++i) {
     result.top_ids[i] = id_of(keys_[i]);
     result.top[i] = static_cast<float>(logit_of(keys_[i]) - log_total);

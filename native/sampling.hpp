@@ -51,9 +51,9 @@ class RowSampler {
   VocabularyRow adjust(const VocabularyRow& raw, const RowParams& params);
   int32_t choose(const VocabularyRow& row, const RowParams& params);
   void report(const VocabularyRow& raw, const RowParams& params, RowResult& result);
-  void collect(const VocabularyRow& row, float floor);
+  void collect(const VocabularyRow& row, float floor, float ceiling);
   void keep_best(const VocabularyRow& row, int count, float floor);
-  Key nucleus(const VocabularyRow& row, const RowParams& params, float floor, bool collected);
+  Key nucleus(const VocabularyRow& row, const RowParams& params, float floor, bool limited);
 
   const VocabularyKernels& kernels_;
   const int vocab_size_;
@@ -61,7 +61,6 @@ class RowSampler {
   std::vector<float> adjusted_;
   std::unique_ptr<int32_t[]> ids_;
   std::vector<Key> keys_;  // the tokens that collect or keep_best left
-  std::vector<double> histogram_;
 };
 
 }  // namespace paceline

@@ -60,21 +60,21 @@ struct Vocabulary {
     return largest;
   }
 
-  static double sum_weights(const VocabularyRow& row, float temperature, float floor) {
+  static VocabularyMass weigh(const VocabularyRow& row, float temperature, float floor) {
     constexpr int kTile = 4;  // blocks summed in float32, 16 logits a lane
-    // A weight of 2^-60 is nothing beside the likeliest token's 1; what is left out is the same in every engine.
-    const auto lowest = static_cast<float>(row.max - 60 / kLog2E * temperature);
     const Weight weight(row.max, temperature);
     const F floors = V::set1(floor);
     double lanes[kLanes] = {};
+    int count = 0;
     for (int tile = 0; tile < vocabulary_blocks(row.size); tile += kTile) {
       F sum = V::zero();
       for (int b = tile; b < tile + kTile && b < vocabulary_blocks(row.size); ++b) {
-        if (!(row.block_max[b] >= floor && row.block_max[b] > lowest)) continue;
+        if (!(row.block_max[b] >= floor)) continue;
         const Block block(row.logits, row.size, b);
         for (int i = 0; i < Block::kParts; ++i) {
           const F z = V::load(block.part(i));
           sum = V::add(sum, V::zero_below(z, floors, weight(z)));
+          count += __builtin_popcount(V::ge(z, floors));
         }
       }
       float summed[kLanes];
@@ -83,18 +83,19 @@ struct Vocabulary {
     }
     double total = 0;
     for (const double lane : lanes) total += lane;
-    return total;
+    return {total, count};
   }
 
-  static int collect(const VocabularyRow& row, float floor, int32_t* ids) {
+  static int collect(const VocabularyRow& row, float floor, float ceiling, int32_t* ids) {
     int count = 0;
-    const F floors = V::set1(floor);
+    const F floors = V::set1(floor), ceilings = V::set1(ceiling);
     for (int b = 0; b < vocabulary_blocks(row.size); ++b) {
       if (!(row.block_max[b] >= floor)) continue;
       const Block block(row.logits, row.size, b);
       for (int i = 0; i < Block::kParts; ++i) {
+        const F z = V::load(block.part(i));
         const int first = b * kVocabularyBlock + i * kLanes;
-        for (auto mask = V::ge(V::load(block.part(i)), floors); mask; mask &= mask - 1) {
+        for (uint32_t mask = V::ge(z, floors) & ~V::ge(z, ceilings); mask; mask &= mask - 1) {
           const int id = first + __builtin_ctz(mask);
           if (id < row.size) ids[count++] = id;  // a floor of -inf would take in what fills the last block
         }
@@ -157,7 +158,7 @@ struct Vocabulary {
     return {params.seed, params.stream, params.position, params.purpose};
   }
 
-  // exp((z - max) / temperature), within 2e-7 of it down to 2^-60, and 0 below.
+  // exp((z - max) / temperature), within 2e-7 of it, and 0 below 2^-60.
   class Weight {
    public:
     Weight(float max, float temperature) {
@@ -250,7 +251,7 @@ struct Vocabulary {
 template <class V>
 constexpr VocabularyKernels vocabulary_kernels_of() {
   using K = Vocabulary<V>;
-  return {K::scan, K::sum_weights, K::collect, K::count_above, K::race, K::words};
+  return {K::scan, K::weigh, K::collect, K::count_above, K::race, K::words};
 }
 
 }  // namespace

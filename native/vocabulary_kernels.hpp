@@ -19,6 +19,11 @@ struct VocabularyRow {
   float max;               // by scan
 };
 
+struct VocabularyMass {
+  double sum;
+  int count;
+};
+
 struct RaceParams {
   float temperature;
   float border;       // tokens of a logit below this are out of the race,
@@ -31,10 +36,10 @@ struct RaceParams {
 struct VocabularyKernels {
   // Largest logit of each block and of the row; `finite` is false if a NaN or +inf is among them.
   float (*scan)(const float* logits, int size, float* block_max, bool* finite);
-  // Sum of exp((z - max) / temperature) over the logits z >= floor, in fixed tiles. Within 1e-7 of the exact sum.
-  double (*sum_weights)(const VocabularyRow& row, float temperature, float floor);
-  // Ids of the logits >= floor, ascending; returns how many. `ids` has room for all.
-  int (*collect)(const VocabularyRow& row, float floor, int32_t* ids);
+  // Number of logits z >= floor, and the sum of exp((z - max) / temperature) over them, in fixed tiles.
+  VocabularyMass (*weigh)(const VocabularyRow& row, float temperature, float floor);
+  // Ids of the logits with floor <= z < ceiling, ascending; returns how many. `ids` has room for all.
+  int (*collect)(const VocabularyRow& row, float floor, float ceiling, int32_t* ids);
   int (*count_above)(const VocabularyRow& row, float value);  // logits > value
   // Winner of argmax exp((z - max) / temperature) / -log(u), in float64 (docs/noise.md); the lowest id on ties.
   int32_t (*race)(const VocabularyRow& row, const RaceParams& params);

@@ -9,6 +9,9 @@ from paceline.types import RowSampling
 def version() -> str:
     """Version of the package that this extension was built with."""
 
+def read_bandwidth(num_threads: int, num_bytes: int) -> float:
+    """GB/s that the threads together read from a buffer of num_bytes. Raises MemoryError."""
+
 class PackedMatrix:
     """A weight matrix [outputs, inputs] as the kernels read it. Formats: native/format.hpp."""
 

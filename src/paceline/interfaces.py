@@ -34,6 +34,11 @@ class Runner(Protocol):
     @property
     def kv(self) -> KVLayout: ...
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a pass reads: all of them, of an embedding that is not the head too only a few rows."""
+        ...
+
     def forward(self, batch: ForwardBatch, sampling: RowSampling | None = None) -> ForwardOutput:
         """One pass: writes the K/V of every token to its slot and samples the wanted rows; without sampling, logits."""
         ...

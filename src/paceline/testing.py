@@ -46,6 +46,7 @@ class ToyModel:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.kv = KVLayout(num_blocks=num_blocks, block_size=block_size, bytes_per_block=16 * block_size)
+        self.weight_bytes = 0
         self.num_passes = 0
         self.num_tokens = 0  # of all passes
         self._seed = seed

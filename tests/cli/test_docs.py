@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from paceline.bench.cost_curve import Cost, Curve
 from paceline.bench.equality import Divergence, Equality
 from paceline.bench.report import summarize
 from paceline.bench.runner import Measurement, Sample
 from paceline.bench.workload import Prompt
 from paceline.cli.output import output_json
+from paceline.cli.profile import curve_json
 from paceline.cli.verify import equality_json
+from paceline.testing import ToyModel
 from paceline.types import Completion, RequestOutput, SpeculationMetrics
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -50,6 +53,9 @@ MEASURED = summarize(
         {"plain": (1.0,), "speculative": (1.0,)},
     )
 )
+PROFILED = curve_json(
+    Curve((Cost(1, 2.0, 1.0, 3.0),), (Cost(1, 2.0, 1.0, 3.0),)), runner=ToyModel(), bandwidth=1.0, drafter="ngram"
+)
 VERIFIED = equality_json(Equality(1, 2, (Divergence("p", 0, 1, 2, 0.5, False),), True))
 
 
@@ -60,7 +66,9 @@ def test_cli_page_is_current():
     assert (DOCS / "cli.md").read_text(encoding="utf-8") == module.render(), "run `make docs`"
 
 
-@pytest.mark.parametrize("value", [GENERATED, MEASURED, VERIFIED], ids=["generate", "bench", "verify"])
+@pytest.mark.parametrize(
+    "value", [GENERATED, MEASURED, VERIFIED, PROFILED], ids=["generate", "bench", "verify", "profile"]
+)
 def test_json_names_are_in_the_glossary(value):
     glossary = set(re.findall(r"`([\w.:]+)`", (DOCS / "glossary.md").read_text(encoding="utf-8")))
     words = {part for name in glossary for part in name.split(".")}

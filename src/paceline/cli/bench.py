@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,6 @@ from paceline.bench.workload import read_prompts, select
 from paceline.cli import options
 from paceline.cli.output import Column, category_table, note, print_json, progress_bar
 from paceline.config import at_least
-from paceline.errors import ConfigError
 from paceline.models.runners import kv_dtype
 from paceline.types import SamplingParams
 
@@ -80,7 +78,7 @@ def bench(
     )
     options.require_drafter(config)
     if save is not None:
-        _require_writable(save)
+        options.require_writable("--save", save)
 
     from paceline.llm import LLM
 
@@ -117,16 +115,6 @@ def bench(
     if save is not None:
         Path(save).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
-
-
-def _require_writable(save: str) -> None:
-    path = Path(save).absolute()
-    if path.is_dir():  # so is the empty path
-        raise ConfigError(f"--save {save!r} is a folder: give the name of a file.")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--save {save}: there is no such folder; create it first.")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"--save {save}: it cannot be written; choose another place.")
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from paceline.cli.demo import demo
 from paceline.cli.generate import generate
 from paceline.cli.guard import guarded
 from paceline.cli.models import models
+from paceline.cli.profile import profile
 from paceline.cli.verify import verify
 
 app = typer.Typer(
@@ -38,5 +39,5 @@ def root(
     """Speculative decoding: the target model's own text, in fewer serial steps."""
 
 
-for command in (generate, chat, demo, verify, bench, models):
+for command in (generate, chat, demo, verify, bench, profile, models):
     app.command()(guarded(command))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
@@ -129,6 +131,24 @@ def require_drafter(config: EngineConfig) -> None:
     """Raises ConfigError for an engine that drafts nothing, where plain and speculative are to be compared."""
     if config.speculation.method == "none":
         raise ConfigError("--speculation none leaves nothing to compare with plain decoding: try ngram.")
+
+
+def require_writable(option: str, value: str) -> None:
+    """Raises ConfigError, before anything is measured, for a path that no file can be written to."""
+    path = Path(value).absolute()
+    if path.is_dir():  # so is the empty path
+        raise ConfigError(f"{option} {value!r} is a folder: give the name of a file.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {value}: there is no such folder; create it first.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{option} {value}: it cannot be written; choose another place.")
+
+
+def parse_counts(option: str, text: str) -> list[int]:
+    """Distinct numbers >= 1, ascending, from "1,2,4". Raises ConfigError for anything else."""
+    if not re.fullmatch(r"0*[1-9]\d{0,5}(,0*[1-9]\d{0,5})*", text.replace(" ", ""), re.ASCII):
+        raise ConfigError(f"{option} must be numbers from 1 to 999999, such as 1,2,4,8; got {text!r:.100}.")
+    return sorted({int(number) for number in text.split(",")})
 
 
 def parse_bytes(text: str) -> int:

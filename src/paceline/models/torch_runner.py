@@ -87,7 +87,10 @@ class TorchRunner:
             scale=spec.attention_scale,
             softcap=spec.attention_softcap,
         )
-        weight_bytes = sum(map(math.prod, expected_shapes(spec).values())) * _BYTES[dtype]
+        shapes = expected_shapes(spec)
+        weight_bytes = sum(map(math.prod, shapes.values())) * _BYTES[dtype]
+        unread = 0 if spec.tied_embeddings else math.prod(shapes["model.embed_tokens.weight"])
+        self._bytes_read = weight_bytes - unread * _BYTES[dtype]
         pool_bytes = num_blocks * self._kv.bytes_per_block
         with torch.inference_mode():
             smaller = "try bfloat16 or a smaller model" if dtype == "float32" else "try a smaller model"
@@ -121,6 +124,11 @@ class TorchRunner:
     def kv(self) -> KVLayout:
         """Shape of the K/V pool."""
         return self._kv
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a pass reads, counted as if the norms had the matrices' type."""
+        return self._bytes_read
 
     def forward(self, batch: ForwardBatch, sampling: RowSampling | None = None) -> ForwardOutput:
         """One pass; hidden states are torch tensors [T, d] float32. Raises PacelineError where logits are NaN."""

@@ -1,0 +1,12 @@
+#include "bind_bandwidth.hpp"
+
+#include "bandwidth.hpp"
+
+namespace paceline {
+
+void bind_bandwidth(nb::module_& module) {
+  module.def("read_bandwidth", &read_bandwidth, nb::arg("num_threads"), nb::arg("num_bytes"),
+             nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace paceline
