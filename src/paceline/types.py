@@ -263,7 +263,7 @@ class ForwardOutput:
     logits: np.ndarray | None = None  # [M, V] float32, raw
     laws: np.ndarray | None = None  # [M, V] float64, after all processors
     logprobs: Logprobs | None = None
-    successors: np.ndarray | None = None  # [M, k] int32, best tokens of the raw logits, best first, lowest id among ties
+    successors: np.ndarray | None = None  # [M, k] int32, best of the raw logits first, lowest id among ties
     hidden: dict[int | str, object] = field(default_factory=dict)  # layer -> [T, d], the runner's own array type
 
 

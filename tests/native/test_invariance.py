@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("paceline._native", reason="the native extension is not built")
-
 from batches import make_batch, random_tokens
 from native_models import CASES, CONTEXT, assert_same_bits, case_runner, plain_rows
 

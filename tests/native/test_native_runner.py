@@ -7,8 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-pytest.importorskip("paceline._native", reason="the native extension is not built")
-
 from batches import make_batch, random_tokens
 from native_models import (
     CASES,

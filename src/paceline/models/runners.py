@@ -102,6 +102,7 @@ def _native_runner(
     from paceline.models.native_runner import NativeRunner, kv_bytes_per_block
     from paceline.models.native_weights import pack_model
 
+    assert cache.kv_cache_dtype != "auto", "the config was resolved"
     # First the weights: a share of the memory that they leave free becomes the K/V cache
     weights = pack_model(model, dtype=config.dtype, quantization=config.quantization, progress=progress)
     num_blocks = plan_blocks(
