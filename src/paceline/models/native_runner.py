@@ -124,7 +124,6 @@ class NativeRunner:
     def forward(self, batch: ForwardBatch, sampling: RowSampling | None = None) -> ForwardOutput:
         """One pass; hidden states are float32 arrays [T, d]. Raises PacelineError where logits are NaN."""
         numbers = {self._number(layer): layer for layer in batch.hidden_layers}
-        want_laws = sampling is not None and sampling.want_laws
         logits, sampled, hidden = self._model.forward(
             token_ids=batch.token_ids,
             positions=batch.positions,
@@ -137,14 +136,17 @@ class NativeRunner:
             layers=self._all_layers if batch.layers is None else np.array(batch.layers, dtype=np.int32),
             hidden_layers=np.array(list(numbers), dtype=np.int32),
             sampling=sampling,
-            want_logits=sampling is None or want_laws or sampling.want_logits,
+            want_logits=sampling is None or sampling.want_laws or sampling.want_logits,
         )
         if sampling is None:
+            assert logits is not None
             _check_numbers(not np.isnan(logits).any())
             output = ForwardOutput(logits=logits)
         else:
+            assert sampled is not None
             output = _output(sampled, logits if sampling.want_logits else None)
-            if want_laws:  # tokens and log-probabilities stay the extension's, which those of other passes are
+            if sampling.want_laws:  # tokens and log-probabilities stay the extension's, as in other passes
+                assert logits is not None
                 output = replace(output, laws=sample_rows(logits, replace(sampling, num_logprobs=None)).laws)
         return replace(output, hidden={numbers[n]: x for n, x in hidden.items()}) if numbers else output
 
