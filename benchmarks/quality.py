@@ -164,7 +164,7 @@ def table(results: dict[str, Any]) -> str:
     for kind, row in results["texts"].items():
         cells = [kind, f"{row['tokens']:,}"]
         cells += [f"{row[name]:.3f}" for name in ("reference_perplexity", "perplexity")]
-        cells += [f"{row['mean_kl_nats']:.5f}"] + ([f"{peer[kind]:.3f}"] if peer else [])
+        cells += [f"{row['mean_kl_nats']:.3g}"] + ([f"{peer[kind]:.3f}"] if peer else [])
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

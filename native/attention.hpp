@@ -73,8 +73,8 @@ inline void softmax(float* scores, int count) {
 
 // The index of a key of the request in an array of whole tiles.
 inline int64_t place_of(const AttentionTask& task, int key) {
-  const int size = task.pool.block_size;
-  return task.pool.place(static_cast<int64_t>(task.blocks[key / size]) * size + key % size);
+  const int block = key >> task.pool.block_shift, offset = key & ((1 << task.pool.block_shift) - 1);
+  return (static_cast<int64_t>(task.blocks[block]) << task.pool.place_shift) + offset;
 }
 
 // Adds weight * value of the keys [begin, end) to kVectors * 16 dimensions of kQueries outputs, from dimension d on.
@@ -124,8 +124,8 @@ void attend(const AttentionTask& task) {
     const int keys = task.path[q] != nullptr && own > 0 ? task.context + task.path[q][own - 1] + 1 : task.count[q];
     if (keys > last) last = keys;
   }
-  const int lanes = pool.block_size < kLanes ? pool.block_size : kLanes;
-  const int base = first / lanes * lanes;
+  const int lanes = 1 << pool.block_shift < kLanes ? 1 << pool.block_shift : kLanes;
+  const int base = first & ~(lanes - 1);
   float* rows[kTileRows];  // scores by key - base
   for (int q = 0; q < task.num_queries; q++) rows[q] = task.scratch + q * task.scratch_stride;
   for (int key = base; key < last; key += lanes) {  // ascending: what a short tile writes beyond its lanes is overwritten

@@ -19,7 +19,8 @@ using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::c
 
 PackedMatrix pack_blocks_of(const std::string& type, const Bytes& blocks, int outputs, int inputs,
                             const std::optional<Rows>& row_order) {
-  const std::span<const int32_t> order = row_order ? std::span(row_order->data(), row_order->size()) : std::span<const int32_t>();
+  std::span<const int32_t> order;
+  if (row_order) order = {row_order->data(), row_order->size()};
   nb::gil_scoped_release released;
   return pack_ggml(type, {blocks.data(), blocks.size()}, outputs, inputs, order);
 }
@@ -28,11 +29,6 @@ PackedMatrix pack_array(const Floats& values, const std::string& format) {
   nb::gil_scoped_release released;
   return pack_floats(values.data(), static_cast<int>(values.shape(0)), static_cast<int>(values.shape(1)),
                      format_named(format));
-}
-
-nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> bytes_of(nb::handle self) {
-  const auto& packed = nb::cast<const PackedMatrix&>(self);
-  return {packed.data(), {packed.view().bytes()}, self};
 }
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> unpacked(const PackedMatrix& packed) {
@@ -51,16 +47,9 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> unpacked(const PackedMatrix& packed) 
 
 void bind_pack(nb::module_& module) {
   nb::class_<PackedMatrix>(module, "PackedMatrix", "A weight matrix as the kernels read it.")
-      .def("__init__",
-           [](PackedMatrix* self, const std::string& format, int outputs, int inputs) {
-             new (self) PackedMatrix(format_named(format), outputs, inputs);
-           },
-           nb::arg("format"), nb::arg("outputs"), nb::arg("inputs"), "Zeros, to be filled through `data`.")
       .def_prop_ro("format", [](const PackedMatrix& packed) { return std::string(traits(packed.view().format).name); })
       .def_prop_ro("outputs", [](const PackedMatrix& packed) { return packed.view().outputs; })
       .def_prop_ro("inputs", [](const PackedMatrix& packed) { return packed.view().inputs; })
-      .def_prop_ro("num_bytes", [](const PackedMatrix& packed) { return packed.view().bytes(); })
-      .def_prop_ro("data", &bytes_of, "Its memory, uint8 [num_bytes], writable.")
       .def("unpack", &unpacked, "float32 [outputs, inputs].");
   module.def("pack_ggml", &pack_blocks_of, nb::arg("type_name"), nb::arg("blocks"), nb::arg("outputs"),
              nb::arg("inputs"), nb::arg("row_order").none() = nb::none(),
@@ -70,11 +59,6 @@ void bind_pack(nb::module_& module) {
              "float32 [outputs, inputs] rounded to f32, f16, bf16, i8 or q4_1. ValueError as pack_ggml.");
   module.def("packed_format", [](const std::string& type) { return std::string(traits(packed_format(type)).name); },
              nb::arg("type_name"), "Name of the format that holds a GGUF type.");
-  module.def("packed_bytes",
-             [](const std::string& format, int outputs, int inputs) {
-               return Matrix{.format = format_named(format), .outputs = outputs, .inputs = inputs}.bytes();
-             },
-             nb::arg("format"), nb::arg("outputs"), nb::arg("inputs"), "Bytes of a packed matrix.");
 }
 
 }  // namespace paceline

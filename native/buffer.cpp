@@ -7,7 +7,7 @@
 
 namespace paceline {
 
-Buffer::Buffer(size_t bytes) : size_(bytes) {
+Buffer::Buffer(size_t bytes) {
   constexpr size_t kHugePage = size_t{2} << 20;
   const bool huge = bytes >= 2 * kHugePage;
   mapped_ = huge ? bytes + kHugePage : bytes + 64;  // room to align; what is never touched takes no memory
@@ -27,14 +27,12 @@ Buffer::~Buffer() {
 Buffer::Buffer(Buffer&& other) noexcept
     : mapping_(std::exchange(other.mapping_, nullptr)),
       mapped_(std::exchange(other.mapped_, 0)),
-      data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      data_(std::exchange(other.data_, nullptr)) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(mapping_, other.mapping_);
   std::swap(mapped_, other.mapped_);
   std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
   return *this;
 }
 

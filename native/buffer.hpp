@@ -15,13 +15,11 @@ class Buffer {
   Buffer& operator=(Buffer&& other) noexcept;
 
   uint8_t* data() const { return data_; }
-  size_t size() const { return size_; }
 
  private:
   void* mapping_ = nullptr;
   size_t mapped_ = 0;
   uint8_t* data_ = nullptr;
-  size_t size_ = 0;
 };
 
 }  // namespace paceline

@@ -56,8 +56,7 @@ void add(const float* x, int n, float* y) {
 
 // x is padded with zeros to whole groups up to n; groups beyond it are written as zeros.
 template <class V>
-void quantise(const float* x, int n, size_t groups, int8_t* quants, float* scales, float* scaled_sums,
-              int32_t* negative_sums) {
+void quantise(const float* x, int n, size_t groups, const QuantisedRow& row) {
   const size_t used = (n + kGroup - 1) / kGroup;
   for (size_t g = 0; g < groups; g++) {
     const typename V::F first = g < used ? V::load(x + g * kGroup) : V::zero();
@@ -66,13 +65,14 @@ void quantise(const float* x, int n, size_t groups, int8_t* quants, float* scale
     const float scale = largest / 127.0f;
     const typename V::F inverse = V::set1(largest > 0 ? 127.0f / largest : 0.0f);
     const typename V::I a = V::to_int(V::mul(first, inverse)), b = V::to_int(V::mul(second, inverse));
-    V::store_i8(quants + g * kGroup, a);
-    V::store_i8(quants + g * kGroup + kLanes, b);
+    const size_t at = g * kTileRows;
+    V::store_i8(row.quants + at * kGroup, a);
+    V::store_i8(row.quants + at * kGroup + kLanes, b);
     const int32_t sum_a = V::sum_i(a), sum_b = V::sum_i(b);
-    scales[g] = scale;
-    scaled_sums[g] = scale * static_cast<float>(sum_a + sum_b);
-    negative_sums[2 * g] = -sum_a;
-    negative_sums[2 * g + 1] = -sum_b;
+    row.scales[at] = scale;
+    row.scaled_sums[at] = scale * static_cast<float>(sum_a + sum_b);
+    row.negative_sums[2 * at] = -sum_a;
+    row.negative_sums[2 * at + 1] = -sum_b;
   }
 }
 

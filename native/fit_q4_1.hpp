@@ -80,8 +80,8 @@ inline bool pack_q4_1(const uint8_t* const* rows, int lanes, const Matrix& matri
         for (int l = 0; l < 4; ++l) q[l][i] = static_cast<uint8_t>(nearest[l]);
       }
       for (int l = 0; l < filled; ++l) {
-        write_quants<Quants::kU4>(q[l], first + l, panel + group * quant_bytes(Quants::kU4));
-        finite &= write_scales<Scales::kHalfMin>(halves[l], first + l, group, panel + matrix.scales_offset());
+        write_quants<Quants::kU4>(q[l], first + l, panel + matrix.quants_at(group));
+        finite &= write_scales<Scales::kHalfMin>(halves[l], first + l, 0, panel + matrix.scales_at(group));
       }
     }
   }

@@ -1,8 +1,8 @@
 // Packed weight formats: how a matrix lies in memory for the kernels.
 //
-// W [outputs, inputs] is cut into panels of 16 outputs, the lanes of a vector. A panel is contiguous: the quants of all
-// its groups (32 inputs each), then the scales of all its groups, padded to 64 bytes. Outputs are padded with zeros to
-// whole panels, inputs to whole groups. docs/native.md draws the layouts.
+// W [outputs, inputs] is cut into panels of 16 outputs, the lanes of a vector. A panel is one stream of units, each the
+// scales of some groups (32 inputs) and then their quants, so that a kernel reads straight ahead and every load lies in
+// one cache line. Outputs are padded with zeros to whole panels, inputs to whole units. docs/native.md draws the layouts.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ constexpr FormatTraits kTraits[kNumFormats] = {
     {"bf16", Quants::kNone, Scales::kNone, 0, 2, 1},      {"q4_1", Quants::kU4, Scales::kHalfMin, 0, 0, 32},
     {"q4_k", Quants::kU4, Scales::kSuper, 0, 0, 256},     {"q5_1", Quants::kU6, Scales::kHalfMin, 0, 0, 32},
     {"q5_k", Quants::kU6, Scales::kSuper, 0, 0, 256},     {"q6_k", Quants::kU6, Scales::kSuper16, 32, 0, 256},
-    {"q8_0", Quants::kU8, Scales::kHalf, 128, 0, 32},     {"i8", Quants::kU8, Scales::kChannel, 128, 0, 32},
+    {"q8_0", Quants::kU8, Scales::kHalf, 128, 0, 64},     {"i8", Quants::kU8, Scales::kChannel, 128, 0, 32},
 };
 
 constexpr const FormatTraits& traits(Format format) { return kTraits[static_cast<int>(format)]; }
@@ -45,13 +45,24 @@ constexpr size_t quant_bytes(Quants quants) {  // of a group
   return quants == Quants::kU4 ? 256 : quants == Quants::kU6 ? 384 : quants == Quants::kU8 ? 512 : 0;
 }
 
-constexpr size_t scale_bytes(Scales scales, size_t groups) {  // of a panel
+// Groups of a unit; a panel of Channel scales has them once, before all of its groups.
+constexpr size_t unit_groups(Scales scales) {
   switch (scales) {
-    case Scales::kHalf: return groups * 32;
-    case Scales::kHalfMin: return groups * 64;             // f16 scale[16], f16 min[16]
-    case Scales::kSuper: return groups / kSuperGroups * 320;    // f16 d[16], f16 dmin[16], then a group: u8 sc[16], u8 mn[16]
-    case Scales::kSuper16: return groups / kSuperGroups * 288;  // f16 d[16], then for 16 inputs: i8 sc[16]
-    case Scales::kChannel: return 64;                      // f32 scale[16]
+    case Scales::kHalf: return 2;
+    case Scales::kHalfMin: return 1;
+    case Scales::kSuper:
+    case Scales::kSuper16: return kSuperGroups;
+    default: return 0;
+  }
+}
+
+constexpr size_t scale_bytes(Scales scales) {  // of a unit
+  switch (scales) {
+    case Scales::kHalf: return 64;      // a group: f16 scale[16]
+    case Scales::kHalfMin: return 64;   // f16 scale[16], f16 min[16]
+    case Scales::kSuper: return 320;    // f16 d[16], f16 dmin[16], then a group: u8 sc[16], u8 mn[16]
+    case Scales::kSuper16: return 320;  // f16 d[16], then for 16 inputs: i8 sc[16], and 32 bytes of nothing
+    case Scales::kChannel: return 64;   // f32 scale[16]
     case Scales::kNone: break;
   }
   return 0;
@@ -71,13 +82,24 @@ struct Matrix {
   }
   size_t groups() const { return padded_inputs() / kGroup; }
   int panels() const { return (outputs + kLanes - 1) / kLanes; }
-  size_t scales_offset() const { return groups() * quant_bytes(traits(format).quants); }  // within a panel
   size_t panel_bytes() const {
-    if (!is_quantised(format)) return static_cast<size_t>(inputs) * kLanes * traits(format).element_bytes;
-    return (scales_offset() + scale_bytes(traits(format).scales, groups()) + 63) / 64 * 64;
+    if (is_quantised(format)) return quants_at(groups());
+    return (static_cast<size_t>(inputs) * kLanes * traits(format).element_bytes + 63) / 64 * 64;
   }
   size_t bytes() const { return panel_bytes() * panels(); }
   const uint8_t* panel(int index) const { return data + panel_bytes() * index; }
+  // Within a panel: the quants of a group, and the scales of the unit that it belongs to. What would follow the last
+  // group starts where the panel ends.
+  size_t quants_at(size_t group) const {
+    const auto [name, quants, scales, zero, element_bytes, multiple] = traits(format);
+    const size_t unit = unit_groups(scales);
+    const size_t headers = unit == 0 ? 1 : group == groups() ? group / unit : group / unit + 1;
+    return headers * scale_bytes(scales) + group * quant_bytes(quants);
+  }
+  size_t scales_at(size_t group) const {
+    const size_t unit = unit_groups(traits(format).scales), first = unit == 0 ? 0 : group / unit * unit;
+    return quants_at(first) - scale_bytes(traits(format).scales);
+  }
 };
 
 }  // namespace paceline

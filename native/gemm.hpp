@@ -13,14 +13,14 @@ constexpr size_t kPrefetchBytes = 2048;  // how far ahead of use weights are fet
 
 constexpr int shift_of(int zero) { return zero == 128 ? 7 : zero == 32 ? 5 : 0; }
 
-// Adds the products of half a group (16 inputs) to the integer sums of each row.
+// Adds the products of half a group (16 inputs) to the integer sums of each row; x points at the group [kTileRows, 32].
 template <class V, Quants kQuants, int kRows>
-inline void dot_half(const uint8_t* quants, int half, const int8_t* const* x, typename V::I* sums) {
-  constexpr bool kWide = kQuants == Quants::kU8;
-  if constexpr (kWide) {
+inline void dot_half(const uint8_t* quants, int half, const int8_t* x, typename V::I* sums) {
+  const int8_t* inputs = x + half * 16;
+  if constexpr (kQuants == Quants::kU8) {
     for (int c = 0; c < 4; c++) {
       const typename V::I w = V::load_bytes(quants + (half * 4 + c) * 64);
-      for (int r = 0; r < kRows; r++) sums[r] = V::template dot<true>(sums[r], w, x[r] + half * 16 + c * 4);
+      for (int r = 0; r < kRows; r++) sums[r] = V::template dot<true>(sums[r], w, inputs + r * kGroup + c * 4);
     }
   } else {
     const typename V::I first = V::load_bytes(quants + half * 128), second = V::load_bytes(quants + half * 128 + 64);
@@ -33,94 +33,93 @@ inline void dot_half(const uint8_t* quants, int half, const int8_t* const* x, ty
       w[3] = V::template with_high_bits<3>(w[3], plane);
     }
     for (int c = 0; c < 4; c++)
-      for (int r = 0; r < kRows; r++) sums[r] = V::template dot<false>(sums[r], w[c], x[r] + half * 16 + c * 4);
+      for (int r = 0; r < kRows; r++) sums[r] = V::template dot<false>(sums[r], w[c], inputs + r * kGroup + c * 4);
   }
 }
 
+// The groups of one unit: scales, then quants. x_* point at the unit's first group.
 template <class V, Format kFormat, int kRows>
-inline void quantised_rows(const Matrix& w, const uint8_t* panel, const Activations& x, int row0, float* tile) {
+inline void add_unit(const uint8_t* scales, const uint8_t* quants, size_t groups, const int8_t* x, const float* x_scales,
+                     const float* x_sums, const int32_t* x_negative, typename V::F* total) {
   using F = typename V::F;
   using I = typename V::I;
   constexpr FormatTraits kTrait = traits(kFormat);
   constexpr size_t kBytes = quant_bytes(kTrait.quants);
   constexpr int kShift = shift_of(kTrait.zero);
-  const size_t groups = w.groups();
-  const uint8_t* scales = panel + w.scales_offset();
-  F total[kRows];
-  for (int r = 0; r < kRows; r++) total[r] = V::zero();
-  F super_scale = V::zero(), super_min = V::zero();
+  const auto halves = [&](size_t offset) { return V::load_f16(reinterpret_cast<const uint16_t*>(scales + offset)); };
+  F factor = V::zero(), min_factor = V::zero();
+  if constexpr (kTrait.scales == Scales::kSuper || kTrait.scales == Scales::kSuper16) factor = halves(0);
+  if constexpr (kTrait.scales == Scales::kSuper) min_factor = V::sub(V::zero(), halves(32));
   for (size_t g = 0; g < groups; g++) {
-    const uint8_t* quants = panel + g * kBytes;
     for (size_t line = 0; line < kBytes; line += 64) V::prefetch(quants + kPrefetchBytes + line);
-    const int8_t* rows[kRows];
-    const float* x_scale[kRows];
-    for (int r = 0; r < kRows; r++) {
-      rows[r] = x.quants + (row0 + r) * x.groups * kGroup + g * kGroup;
-      x_scale[r] = x.scales + (row0 + r) * x.groups + g;
-    }
-    if constexpr (kTrait.scales == Scales::kSuper || kTrait.scales == Scales::kSuper16) {
-      if (g % kSuperGroups == 0) {
-        constexpr size_t kStride = kTrait.scales == Scales::kSuper ? 320 : 288;
-        const uint8_t* super = scales + g / kSuperGroups * kStride;
-        super_scale = V::load_f16(reinterpret_cast<const uint16_t*>(super));
-        if constexpr (kTrait.scales == Scales::kSuper)
-          super_min = V::sub(V::zero(), V::load_f16(reinterpret_cast<const uint16_t*>(super + 32)));
-      }
-    }
     if constexpr (kTrait.scales == Scales::kSuper16) {
-      const int8_t* fine = reinterpret_cast<const int8_t*>(scales + g / kSuperGroups * 288 + 32 + g % kSuperGroups * 32);
       F inner[kRows];
       for (int half = 0; half < 2; half++) {
         I sums[kRows];
-        for (int r = 0; r < kRows; r++)
-          sums[r] = V::set1_shifted(x.negative_sums + ((row0 + r) * x.groups + g) * 2 + half, kShift);
-        dot_half<V, kTrait.quants, kRows>(quants, half, rows, sums);
-        const F scale = V::mul(super_scale, V::load_i8(fine + half * 16));
+        for (int r = 0; r < kRows; r++) sums[r] = V::set1_shifted(x_negative + 2 * r + half, kShift);
+        dot_half<V, kTrait.quants, kRows>(quants, half, x, sums);
+        const F scale = V::mul(factor, V::load_i8(reinterpret_cast<const int8_t*>(scales) + 32 + (2 * g + half) * 16));
         for (int r = 0; r < kRows; r++) {
           const F value = V::to_float(sums[r]);
           inner[r] = half == 0 ? V::mul(value, scale) : V::fma(value, scale, inner[r]);
         }
       }
-      for (int r = 0; r < kRows; r++) total[r] = V::fma(inner[r], V::set1(*x_scale[r]), total[r]);
-      continue;
-    }
-    I sums[kRows];
-    for (int r = 0; r < kRows; r++) {
-      if constexpr (kTrait.zero == 0) {
-        sums[r] = V::zero_i();
-      } else {
-        const int32_t* negative = x.negative_sums + ((row0 + r) * x.groups + g) * 2;
-        const int32_t both = negative[0] + negative[1];
-        sums[r] = V::set1_shifted(&both, kShift);
-      }
-    }
-    dot_half<V, kTrait.quants, kRows>(quants, 0, rows, sums);
-    dot_half<V, kTrait.quants, kRows>(quants, 1, rows, sums);
-    if constexpr (kTrait.scales == Scales::kChannel) {
-      for (int r = 0; r < kRows; r++) total[r] = V::fma(V::to_float(sums[r]), V::set1(*x_scale[r]), total[r]);
+      for (int r = 0; r < kRows; r++) total[r] = V::fma(inner[r], V::set1(x_scales[r]), total[r]);
     } else {
-      F scale, min = V::zero();
-      if constexpr (kTrait.scales == Scales::kSuper) {
-        const uint8_t* fine = scales + g / kSuperGroups * 320 + 64 + g % kSuperGroups * 32;
-        scale = V::mul(super_scale, V::load_u8(fine));
-        min = V::mul(super_min, V::load_u8(fine + 16));
-      } else {
-        const uint16_t* halves = reinterpret_cast<const uint16_t*>(scales + g * (kTrait.scales == Scales::kHalf ? 32 : 64));
-        scale = V::load_f16(halves);
-        if constexpr (kTrait.scales == Scales::kHalfMin) min = V::load_f16(halves + kLanes);
+      I sums[kRows];
+      for (int r = 0; r < kRows; r++) {
+        sums[r] = V::zero_i();
+        if constexpr (kTrait.zero != 0)
+          sums[r] = V::add_i(V::set1_shifted(x_negative + 2 * r, kShift), V::set1_shifted(x_negative + 2 * r + 1, kShift));
       }
-      for (int r = 0; r < kRows; r++)
-        total[r] = V::fma(V::to_float(sums[r]), V::mul(scale, V::set1(*x_scale[r])), total[r]);
-      if constexpr (kTrait.scales != Scales::kHalf)
+      dot_half<V, kTrait.quants, kRows>(quants, 0, x, sums);
+      dot_half<V, kTrait.quants, kRows>(quants, 1, x, sums);
+      if constexpr (kTrait.scales == Scales::kChannel) {
+        for (int r = 0; r < kRows; r++) total[r] = V::fma(V::to_float(sums[r]), V::set1(x_scales[r]), total[r]);
+      } else {
+        F scale, min = V::zero();
+        if constexpr (kTrait.scales == Scales::kSuper) {
+          scale = V::mul(factor, V::load_u8(scales + 64 + g * 32));
+          min = V::mul(min_factor, V::load_u8(scales + 80 + g * 32));
+        } else {
+          scale = halves(g * 32);
+          if constexpr (kTrait.scales == Scales::kHalfMin) min = halves(32);
+        }
         for (int r = 0; r < kRows; r++)
-          total[r] = V::fma(V::set1(x.scaled_sums[(row0 + r) * x.groups + g]), min, total[r]);
+          total[r] = V::fma(V::to_float(sums[r]), V::mul(scale, V::set1(x_scales[r])), total[r]);
+        if constexpr (kTrait.scales != Scales::kHalf)
+          for (int r = 0; r < kRows; r++) total[r] = V::fma(V::set1(x_sums[r]), min, total[r]);
+      }
     }
+    quants += kBytes;
+    x += kTileRows * kGroup;
+    x_scales += kTileRows;
+    x_sums += kTileRows;
+    x_negative += 2 * kTileRows;
   }
-  if constexpr (kTrait.scales == Scales::kChannel) {
-    const F scale = V::load(reinterpret_cast<const float*>(scales));
-    for (int r = 0; r < kRows; r++) total[r] = V::mul(total[r], scale);
+}
+
+template <class V, Format kFormat, int kRows>
+inline void quantised_rows(const Matrix& w, const uint8_t* panel, const Activations& x, int row0, float* tile) {
+  constexpr FormatTraits kTrait = traits(kFormat);
+  constexpr size_t kHeader = scale_bytes(kTrait.scales);
+  const size_t groups = w.groups(), unit = kTrait.scales == Scales::kChannel ? groups : unit_groups(kTrait.scales);
+  const size_t first = row0 / kTileRows * x.groups;  // of the tile's groups
+  typename V::F total[kRows];
+  for (int r = 0; r < kRows; r++) total[r] = V::zero();
+  const uint8_t* at = panel;
+  for (size_t g = 0; g < groups; g += unit) {
+    for (size_t line = 0; line < kHeader; line += 64) V::prefetch(at + kPrefetchBytes + line);
+    const size_t row = (first + g) * kTileRows;
+    add_unit<V, kFormat, kRows>(at, at + kHeader, unit, x.quants + row * kGroup, x.scales + row, x.scaled_sums + row,
+                                x.negative_sums + 2 * row, total);
+    at += kHeader + unit * quant_bytes(kTrait.quants);
   }
-  for (int r = 0; r < kRows; r++) V::store(tile + r * kLanes, total[r]);
+  for (int r = 0; r < kRows; r++) {
+    if constexpr (kTrait.scales == Scales::kChannel)
+      total[r] = V::mul(total[r], V::load(reinterpret_cast<const float*>(panel)));
+    V::store(tile + r * kLanes, total[r]);
+  }
 }
 
 template <class V, Format kFormat, int kRows>

@@ -1,4 +1,4 @@
-// The blocks of GGUF's tensor types, taken apart: quants as bytes in the order of the inputs, scales as they are stored.
+// The blocks of GGUF's tensor types, taken apart: quants as bytes in the order of the inputs, scales as stored.
 //
 // Each struct names the packed format that holds its values exactly, the inputs and bytes of a block, and reads one.
 // Layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h

@@ -14,15 +14,24 @@ namespace paceline {
 
 constexpr int kTileRows = 8;  // rows of one GEMM tile, queries of one attention task
 
-// Inputs of a GEMM: rows as float32 and, for quantised weights, as int8 in groups of 32 with a scale each.
+// Inputs of a GEMM: rows as float32 and, for quantised weights, as int8 in groups of 32 with a scale each. The latter lie
+// in tiles of kTileRows rows, group by group, so that a kernel reads them as one stream too.
 struct Activations {
-  const float* values = nullptr;         // [rows, stride], padded with zeros to whole groups
+  const float* values = nullptr;           // [rows, stride], padded with zeros to whole groups
   size_t stride = 0;
-  const int8_t* quants = nullptr;        // [rows, 32 * groups]
-  const float* scales = nullptr;         // [rows, groups]
-  const float* scaled_sums = nullptr;    // [rows, groups] scale * sum of the group's quants
-  const int32_t* negative_sums = nullptr;  // [rows, 2 * groups] minus the sum of each half group's quants
+  const int8_t* quants = nullptr;          // [tiles, groups, kTileRows, 32]
+  const float* scales = nullptr;           // [tiles, groups, kTileRows]
+  const float* scaled_sums = nullptr;      // [tiles, groups, kTileRows] scale * sum of the group's quants
+  const int32_t* negative_sums = nullptr;  // [tiles, groups, kTileRows, 2] minus the sum of each half group's quants
   size_t groups = 0;
+};
+
+// Where one row of quantised inputs is written: its place in the first group of its tile.
+struct QuantisedRow {
+  int8_t* quants;
+  float* scales;
+  float* scaled_sums;
+  int32_t* negative_sums;
 };
 
 // Where the K/V of one layer lies. A tile holds the keys of 16 slots side by side: K [tiles, kv_heads, dim, 16],
@@ -35,11 +44,12 @@ struct KVPool {
   float* value_scales = nullptr;
   int kv_heads = 0;
   int dim = 0;
-  int block_size = 0;
+  int block_shift = 0;  // log2 of the tokens of a block
+  int place_shift = 0;  // log2 of the places that a block takes, 16 at least
 
-  // Index of a slot (block * block_size + offset) in an array of whole tiles.
+  // Index of a slot (block * tokens + offset) in an array of whole tiles.
   int64_t place(int64_t slot) const {
-    return block_size >= kLanes ? slot : slot / block_size * kLanes + slot % block_size;
+    return (slot >> block_shift << place_shift) + (slot & ((int64_t{1} << block_shift) - 1));
   }
 };
 
@@ -65,12 +75,11 @@ enum class KVType : uint8_t { kF16, kI8 };
 
 struct Kernels {
   const char* name;
-  // tile [rows, 16] = rows row0.. of x times one panel, rows <= kTileRows
+  // tile [rows, 16] = rows row0.. of x times one panel; row0 is a multiple of kTileRows, rows at most that
   void (*tile[kNumFormats])(const Matrix& w, int panel, const Activations& x, int row0, int rows, float* tile);
   void (*rms_norm)(const float* x, const float* gain, int n, float eps, float* y);
   void (*add)(const float* x, int n, float* y);  // y += x; n is a multiple of 16
-  void (*quantise)(const float* x, int n, size_t groups, int8_t* quants, float* scales, float* scaled_sums,
-                   int32_t* negative_sums);
+  void (*quantise)(const float* x, int n, size_t groups, const QuantisedRow& row);
   void (*rotate)(float* head, const float* cosines, const float* sines, int half);
   void (*gate)(const float* gate, const float* up, int n, bool gelu, float* y);  // n is a multiple of 16
   void (*softcap)(float* x, int n, float cap);                                   // n is a multiple of 16

@@ -1,6 +1,7 @@
 #include "model.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <new>
@@ -24,15 +25,18 @@ Rows::Rows(int width) : width_(width), stride_(padded(width, kGroup)), groups_(p
 
 void Rows::reserve(int count) {
   values_.reserve(count * stride_);
-  quants_.reserve(count * groups_ * kGroup);
-  scales_.reserve(count * groups_);
-  scaled_sums_.reserve(count * groups_);
-  negative_sums_.reserve(count * groups_ * 2);
+  const size_t tiled = padded(count, kTileRows) * groups_;
+  quants_.reserve(tiled * kGroup);
+  scales_.reserve(tiled);
+  scaled_sums_.reserve(tiled);
+  negative_sums_.reserve(tiled * 2);
 }
 
 void Rows::quantise(const Kernels& kernels, int index) {
-  kernels.quantise(row(index), width_, groups_, quants_.data() + index * groups_ * kGroup, scales_.data() + index * groups_,
-                   scaled_sums_.data() + index * groups_, negative_sums_.data() + index * groups_ * 2);
+  const size_t at = index / kTileRows * groups_ * kTileRows + index % kTileRows;
+  kernels.quantise(row(index), width_, groups_,
+                   {quants_.data() + at * kGroup, scales_.data() + at, scaled_sums_.data() + at,
+                    negative_sums_.data() + 2 * at});
 }
 
 Activations Rows::view() const {
@@ -88,7 +92,8 @@ Model::Model(ModelConfig config, const Kernels& kernels, int num_threads)
                       .value_scales = reinterpret_cast<float*>(at + 2 * half + scales),
                       .kv_heads = config_.num_kv_heads,
                       .dim = dim_,
-                      .block_size = config_.block_size});
+                      .block_shift = std::countr_zero(static_cast<unsigned>(config_.block_size)),
+                      .place_shift = std::countr_zero(static_cast<unsigned>(std::max(config_.block_size, kLanes)))});
   }
 }
 

@@ -112,23 +112,24 @@ struct Affine {
   float scale, min;
 };
 
-Affine read_scale(const Matrix& matrix, const uint8_t* scales, size_t group, int half, int lane) {
-  const auto half_float = [&](size_t offset) { return half_to_float(ggml::half_at(scales + offset + 2 * lane)); };
-  const size_t block = group / kSuperGroups, within = group % kSuperGroups;
+Affine read_scale(const Matrix& matrix, const uint8_t* panel, size_t group, int half, int lane) {
+  const uint8_t* unit = panel + matrix.scales_at(group);
+  const auto half_float = [&](size_t offset) { return half_to_float(ggml::half_at(unit + offset + 2 * lane)); };
+  const size_t within = group % kSuperGroups;
   switch (traits(matrix.format).scales) {
-    case Scales::kHalf: return {half_float(32 * group), 0};
-    case Scales::kHalfMin: return {half_float(64 * group), half_float(64 * group + 32)};
+    case Scales::kHalf: return {half_float(32 * (group % 2)), 0};
+    case Scales::kHalfMin: return {half_float(0), half_float(32)};
     case Scales::kSuper: {
-      const uint8_t* bytes = scales + 320 * block + 64 + 32 * within + lane;
-      return {half_float(320 * block) * bytes[0], -half_float(320 * block + 32) * bytes[16]};
+      const uint8_t* bytes = unit + 64 + 32 * within + lane;
+      return {half_float(0) * bytes[0], -half_float(32) * bytes[16]};
     }
     case Scales::kSuper16: {
-      const uint8_t byte = scales[288 * block + 32 + 16 * (2 * within + half) + lane];
-      return {half_float(288 * block) * static_cast<int8_t>(byte), 0};
+      const uint8_t byte = unit[32 + 16 * (2 * within + half) + lane];
+      return {half_float(0) * static_cast<int8_t>(byte), 0};
     }
     case Scales::kChannel: {
       float scale;
-      std::memcpy(&scale, scales + sizeof(float) * lane, sizeof(float));
+      std::memcpy(&scale, unit + sizeof(float) * lane, sizeof(float));
       return {scale, 0};
     }
     case Scales::kNone: break;
@@ -203,9 +204,9 @@ void unpack_row(const Matrix& matrix, int row, float* values) {
   for (int k = 0; k < matrix.inputs; k += kGroup) {
     const size_t group = k / kGroup;
     uint8_t q[kGroup];
-    read_quants(format.quants, panel + group * quant_bytes(format.quants), lane, q);
+    read_quants(format.quants, panel + matrix.quants_at(group), lane, q);
     for (int half = 0; half < 2; ++half) {
-      const auto [scale, min] = read_scale(matrix, panel + matrix.scales_offset(), group, half, lane);
+      const auto [scale, min] = read_scale(matrix, panel, group, half, lane);
       const int end = std::min(matrix.inputs - k, 16 * half + 16);
       for (int i = 16 * half; i < end; ++i) values[k + i] = scale * static_cast<float>(q[i] - format.zero) + min;
     }

@@ -40,30 +40,29 @@ inline void write_quants(const uint8_t* q, int lane, uint8_t* group) {
   }
 }
 
-// The scales of one output's block into its lane; false for those that are not finite.
+// The scales of one output's block into its lane of a unit, `group` counted within it; false for those not finite.
 template <Scales kScales>
-inline bool write_scales(const ggml::Scales& s, int lane, size_t block, uint8_t* scales) {
-  const auto store = [&](size_t offset, uint16_t half) { std::memcpy(scales + offset + 2 * lane, &half, 2); };
+inline bool write_scales(const ggml::Scales& s, int lane, size_t group, uint8_t* unit) {
+  const auto store = [&](size_t offset, uint16_t half) { std::memcpy(unit + offset + 2 * lane, &half, 2); };
   bool finite = is_finite_half(s.d);
   if constexpr (kScales == Scales::kHalf) {
-    store(32 * block, s.d);
+    store(32 * group, s.d);
   } else if constexpr (kScales == Scales::kHalfMin) {
-    store(64 * block, s.d);
-    store(64 * block + 32, s.dmin);
+    store(0, s.d);
+    store(32, s.dmin);
     finite &= is_finite_half(s.dmin);
   } else if constexpr (kScales == Scales::kSuper) {
-    store(320 * block, s.d);
-    store(320 * block + 32, s.dmin);
+    store(0, s.d);
+    store(32, s.dmin);
     finite &= is_finite_half(s.dmin);
     for (int g = 0; g < kSuperGroups; ++g) {
-      uint8_t* group = scales + 320 * block + 64 + 32 * g + lane;
-      group[0] = s.sc[g];
-      group[16] = s.mn[g];
+      unit[64 + 32 * g + lane] = s.sc[g];
+      unit[64 + 32 * g + 16 + lane] = s.mn[g];
     }
   } else {
     static_assert(kScales == Scales::kSuper16);
-    store(288 * block, s.d);
-    for (int i = 0; i < 16; ++i) scales[288 * block + 32 + 16 * i + lane] = s.sc[i];
+    store(0, s.d);
+    for (int i = 0; i < 16; ++i) unit[32 + 16 * i + lane] = s.sc[i];
   }
   return finite;
 }
@@ -71,19 +70,20 @@ inline bool write_scales(const ggml::Scales& s, int lane, size_t block, uint8_t*
 template <class Block>
 bool pack_blocks(const uint8_t* const* rows, int lanes, const Matrix& matrix, uint8_t* panel) {
   constexpr FormatTraits kFormat = traits(Block::kFormat);
-  constexpr int kGroups = Block::kInputs / kGroup;
-  constexpr size_t kGroupBytes = quant_bytes(kFormat.quants);
+  constexpr size_t kGroups = Block::kInputs / kGroup;
   bool finite = true;
-  for (size_t block = 0; block < matrix.groups() / kGroups; ++block) {
+  for (int block = 0; block < matrix.inputs / Block::kInputs; ++block) {
+    const size_t first = block * kGroups;
     for (int lane = 0; lane < lanes; ++lane) {
       uint8_t q[Block::kInputs];
       ggml::Scales scales;
-      Block::quants(rows[lane] + block * Block::kBytes, q);
-      Block::scales(rows[lane] + block * Block::kBytes, scales);
-      for (int g = 0; g < kGroups; ++g) {
-        write_quants<kFormat.quants>(q + kGroup * g, lane, panel + (block * kGroups + g) * kGroupBytes);
+      Block::quants(rows[lane] + static_cast<size_t>(block) * Block::kBytes, q);
+      Block::scales(rows[lane] + static_cast<size_t>(block) * Block::kBytes, scales);
+      for (size_t g = 0; g < kGroups; ++g) {
+        write_quants<kFormat.quants>(q + kGroup * g, lane, panel + matrix.quants_at(first + g));
       }
-      finite &= write_scales<kFormat.scales>(scales, lane, block, panel + matrix.scales_offset());
+      finite &= write_scales<kFormat.scales>(scales, lane, first % unit_groups(kFormat.scales),
+                                             panel + matrix.scales_at(first));
     }
   }
   return finite;
@@ -154,9 +154,9 @@ inline bool pack_i8(const uint8_t* const* rows, int lanes, const Matrix& matrix,
       for (int i = 0; i < count && finite; ++i) {
         q[i] = static_cast<uint8_t>(static_cast<int>(row[group * kGroup + i] * inverse + 128.5f));
       }
-      write_quants<Quants::kU8>(q, lane, panel + group * quant_bytes(Quants::kU8));
+      write_quants<Quants::kU8>(q, lane, panel + matrix.quants_at(group));
     }
-    std::memcpy(panel + matrix.scales_offset() + lane * sizeof(float), &scale, sizeof(float));
+    std::memcpy(panel + lane * sizeof(float), &scale, sizeof(float));
   }
   return finite;
 }

@@ -8,7 +8,7 @@ namespace paceline {
 
 namespace {
 
-constexpr int kSpins = 20000;  // some hundred microseconds of pauses
+constexpr int kSpins = 3000;  // some ten microseconds of pauses: longer ones keep others from the cores
 
 void pause() {
 #if defined(__x86_64__)

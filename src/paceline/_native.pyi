@@ -16,21 +16,12 @@ def read_bandwidth(num_threads: int, num_bytes: int) -> float:
 class PackedMatrix:
     """A weight matrix [outputs, inputs] as the kernels read it. Formats: native/format.hpp."""
 
-    def __init__(self, format: str, outputs: int, inputs: int) -> None:
-        """Zeros, to be filled through `data`. Raises ValueError for an unknown format, MemoryError."""
-
     @property
     def format(self) -> str: ...
     @property
     def outputs(self) -> int: ...
     @property
     def inputs(self) -> int: ...
-    @property
-    def num_bytes(self) -> int: ...
-    @property
-    def data(self) -> np.ndarray:
-        """Its memory, uint8 [num_bytes], writable."""
-
     def unpack(self) -> np.ndarray:
         """float32 [outputs, inputs]."""
 
@@ -50,9 +41,6 @@ def pack_floats(values: np.ndarray, format: str) -> PackedMatrix:
 
 def packed_format(type_name: str) -> str:
     """Name of the format that holds the values of a GGUF type."""
-
-def packed_bytes(format: str, outputs: int, inputs: int) -> int:
-    """Bytes of a packed matrix."""
 
 class Model:
     """A model with its K/V pool; models/native_runner.py describes it to the constructor and is its only caller."""

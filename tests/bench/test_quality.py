@@ -94,5 +94,5 @@ def test_a_limit_below_a_window_of_each_kind_is_refused(quality, capsys):
 def test_the_peers_column_stands_beside_ours(quality):
     row = {"tokens": 511, "perplexity": 2.0, "reference_perplexity": 1.5, "mean_kl_nats": 0.01}
     lines = quality.table({"texts": {"all": row}, "llama_cpp_perplexity": {"all": 1.75}}).splitlines()
-    assert lines[-1] == "| all | 511 | 1.500 | 2.000 | 0.01000 | 1.750 |"
+    assert lines[-1] == "| all | 511 | 1.500 | 2.000 | 0.01 | 1.750 |"
     assert len({line.count("|") for line in lines}) == 1

@@ -1,8 +1,8 @@
 """A model's weights as the native engine holds them.
 
 Matrices are packed for the kernels straight from the file's own blocks, at some gigabytes a second: faster than a disk
-would give back a packed copy, so none is kept. Only fitting 4-bit quants to floats takes longer, about a second for
-every 400 million of them on two cores.
+would give back a packed copy, so none is kept. Only fitting 4-bit quants to floats takes longer: about a second for
+each 500 million on two cores.
 """
 
 from __future__ import annotations
@@ -124,6 +124,7 @@ def _bar(total: int, *, show: bool) -> Iterator[Callable[[float], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("Packing weights", total=total)
         yield lambda num_bytes: bar.advance(task, num_bytes)
