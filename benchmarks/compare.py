@@ -1,8 +1,9 @@
-"""Paceline, plain and with prompt lookup, against its peers on one workload: writes results/NAME.json and a table.
+"""Paceline and its peers on one workload: writes results/MODEL.json and prints the README's table.
 
-usage: compare.py [--repeats N] [--per-category N] [--max-tokens N] [--dtypes float32 bfloat16] [--name NAME]
-Each repeat runs every system once, in turn, each in a process of its own, so that all of them meet the same machine;
-figures are the medians over the repeats. Greedy, one request at a time.
+usage: compare.py [--model M] [--only KEY ...] [--repeats N] [--per-category N] [--max-tokens N] [--name NAME]
+Each repeat runs every contestant once, in turn, each in a process of its own, so that all of them meet the same
+machine. Greedy, one request at a time, the same GGUF file and token ids for all. Peers are installed when first needed,
+into environments of their own.
 """
 
 from __future__ import annotations
@@ -11,82 +12,112 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from readme_table import render
+from readme_table import RATES, plain_name, render
 
 from paceline.bench.environment import describe_environment
 
 HERE = Path(__file__).parent
-SPECULATION = '{"method": "ngram", "num_speculative_tokens": 5}'
+SPECULATION = '{"method": "ngram", "num_speculative_tokens": 5}'  # peers draft 5, too
+LOOKUP = ("--prompt-lookup",)
+BFLOAT16 = ("--engine", "torch", "--dtype", "bfloat16")
 
 
-def run_json(command: list[str]) -> dict[str, Any]:
-    """The JSON that a command prints last; its stderr passes through."""
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One row of the table."""
+
+    script: str  # in peers/
+    flags: tuple[str, ...] = ()
+    small_only: bool = False  # takes too long on a model of more than SMALL_BYTES
+
+
+SMALL_BYTES = 500e6
+CONTESTANTS = {  # the first peer that takes part is the baseline of the table
+    "native": Contestant("paceline_generate"),
+    "native-ngram": Contestant("paceline_generate", ("--speculation", SPECULATION)),
+    "torch": Contestant("paceline_generate", BFLOAT16, small_only=True),
+    "torch-ngram": Contestant("paceline_generate", (*BFLOAT16, "--speculation", SPECULATION), small_only=True),
+    "llama.cpp": Contestant("llama_cpp_python"),
+    "llama.cpp-lookup": Contestant("llama_cpp_python", LOOKUP),
+    "openvino": Contestant("openvino_pipeline"),
+    "openvino-lookup": Contestant("openvino_pipeline", LOOKUP),
+    "vllm": Contestant("vllm_cpu", small_only=True),
+    "vllm-lookup": Contestant("vllm_cpu", LOOKUP, small_only=True),
+    "transformers": Contestant("transformers_generate", small_only=True),
+    "transformers-lookup": Contestant("transformers_generate", LOOKUP, small_only=True),
+}
+
+
+def run(contestant: Contestant, workload: list[str]) -> dict[str, Any]:
+    """The JSON that a contestant prints last; its stderr passes through."""
+    script = HERE / "peers" / f"{contestant.script}.py"
+    command = [sys.executable, str(script), *workload, *contestant.flags]
     print("$", *command[1:], file=sys.stderr)
     output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return json.loads(output.strip().splitlines()[-1])
 
 
-def run_paceline(workload: list[str], *, model: str, dtype: str) -> dict[str, dict[str, Any]]:
-    """Both modes of one `paceline bench`, by the name of their row."""
-    command = [sys.executable, "-m", "paceline", "bench", model, *workload]
-    report = run_json([*command, "--dtype", dtype, "--speculation", SPECULATION, "--json"])
-    prompts = report["settings"]["prompts"]
-    print(f"{report['identical']} of {prompts} prompts with identical ids", file=sys.stderr)
-    acceptance = {name: report[name] for name in ("acceptance_length", "acceptance_rate", "identical")}
-    return {
-        f"Paceline plain, {dtype}": report["plain"],
-        f"Paceline ngram, {dtype}": report["speculative"] | acceptance,
-    }
+def summarize(reports: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Of the reports of each system, one a repeat: medians of all numbers, and each repeat's value of the main ones.
+
+    Where a system drafts and its plain mode took part, `identical` counts the prompts with the ids of that mode.
+    """
+    systems = {}
+    for name, own in reports.items():
+        systems[name] = middle([numbers(report) for report in own])
+        plain = reports.get(plain_name(name), own)
+        if plain is not own:
+            pairs = zip(own[0]["outputs"], plain[0]["outputs"], strict=True)
+            systems[name]["identical"] = sum(mine == theirs for mine, theirs in pairs)
+    repeats = {name: {rate: [report[rate] for report in own] for rate in RATES} for name, own in reports.items()}
+    return {"systems": systems, "repeats": repeats}
 
 
-def run_transformers(workload: list[str], *, model: str, lookup: bool) -> dict[str, dict[str, Any]]:
-    """One run of the peer script, by the name of its row."""
-    flags = ["--prompt-lookup"] if lookup else []
-    report = run_json([sys.executable, str(HERE / "peers" / "transformers_generate.py"), model, *workload, *flags])
-    name = f"{report.pop('peer')} {'prompt lookup' if lookup else 'plain'}, {report.pop('dtype')}"
-    return {name: report}
+def numbers(report: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in report.items() if isinstance(value, (dict, int, float))}
 
 
 def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Each number's median over the repeats."""
-    first = runs[0]
     return {
         key: middle([run[key] for run in runs]) if isinstance(value, dict) else median(run[key] for run in runs)
-        for key, value in first.items()
+        for key, value in runs[0].items()
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--only", nargs="+", choices=CONTESTANTS, metavar="KEY", help=f"of {', '.join(CONTESTANTS)}")
     parser.add_argument("--prompts", default=str(HERE / "prompts.jsonl"))
     parser.add_argument("--per-category", type=int, default=2)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--name", default="smollm2-135m", help="of the file in results/")
+    parser.add_argument("--name", help="of the file in results/; the model's, if left out")
     arguments = parser.parse_args()
-    model = arguments.model
+    from paceline.models.loader import load
+
+    model = load(arguments.model)
+    small = model.path.stat().st_size <= SMALL_BYTES
+    keys = arguments.only or [key for key, contestant in CONTESTANTS.items() if small or not contestant.small_only]
     workload = [
+        arguments.model,
         *("--prompts", arguments.prompts),
         *("--per-category", str(arguments.per_category)),
         *("--max-tokens", str(arguments.max_tokens)),
     ]
-    runs: dict[str, list[dict[str, Any]]] = {}
+    reports: dict[str, list[dict[str, Any]]] = {}
     for _ in range(arguments.repeats):
-        sections: dict[str, dict[str, Any]] = {}
-        for dtype in arguments.dtypes:
-            sections |= run_paceline(workload, model=model, dtype=dtype)
-        for lookup in (False, True):
-            sections |= run_transformers(workload, model=model, lookup=lookup)
-        for name, section in sections.items():
-            runs.setdefault(name, []).append(section)
+        for key in keys:
+            report = run(CONTESTANTS[key], workload)
+            reports.setdefault(report["system"], []).append(report)
     results = {
-        "model": model,
+        "model": f"{arguments.model}, {model.precision}",
         "settings": {
             "prompts": Path(arguments.prompts).name,
             "per_category": arguments.per_category,
@@ -97,9 +128,9 @@ def main() -> None:
             "speculation": json.loads(SPECULATION),
         },
         "environment": describe_environment(),
-        "systems": {name: middle(sections) for name, sections in runs.items()},
+        **summarize(reports),
     }
-    path = HERE / "results" / f"{arguments.name}.json"
+    path = HERE / "results" / f"{arguments.name or Path(arguments.model).name.removesuffix('.gguf')}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(render(results))

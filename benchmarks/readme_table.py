@@ -6,38 +6,62 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
+RATES = ("tokens_per_second", "decode_tokens_per_second", "prefill_tokens_per_second")  # kept for each repeat
 
 
 def render(results: dict[str, Any]) -> str:
     """A Markdown table in tokens per second, whole requests, with its conditions above."""
     settings, environment, systems = results["settings"], results["environment"], results["systems"]
+    rates = {name: own["tokens_per_second"] for name, own in results["repeats"].items()}
     categories = list(next(iter(systems.values()))["by_category"])
-    baseline = next(name for name in systems if not name.startswith("Paceline"))
+    baseline = next((name for name in systems if not name.startswith("Paceline")), next(iter(systems)))
     memory = round((environment["memory_bytes"] or 0) / 2**30)
+    count = settings["repeats"]
     lines = [
         f"{results['model']}, greedy (temperature {settings['temperature']}), {settings['max_tokens']} new tokens, "
         f"{settings['per_category']} prompts of each category, one request at a time, prefill included; all systems "
-        f"run the same 4-bit file, dequantised to the precision that a row names; "
-        f"{environment['cpu']}, {environment['cores']} cores, {memory} GiB, torch {environment['versions']['torch']}; "
-        f"median of {settings['repeats']} interleaved runs. Baseline: {baseline}.",
+        f"read the same file, and those whose row names a precision dequantise it to that first; {environment['cpu']}, "
+        f"{environment['cores']} cores, {memory} GiB; median of {count} interleaved runs, their range in brackets; "
+        f"ratios are taken within each run. Baseline: {baseline}.",
         "",
-        f"| tokens/s | all | vs baseline | vs own plain | decoding only | {' | '.join(categories)} |",
-        "|---" * (5 + len(categories)) + "|",
+        f"| tokens/s | all | vs baseline | vs own plain | ids as plain | decoding only | prefill of 1,000 tokens | "
+        f"{' | '.join(categories)} |",
+        "|---" * (7 + len(categories)) + "|",
     ]
     for name, section in systems.items():
-        ratio = section["tokens_per_second"] / systems[baseline]["tokens_per_second"]
-        own_plain = systems[re.sub("ngram|prompt lookup", "plain", name)]
-        speculation = section["tokens_per_second"] / own_plain["tokens_per_second"]
-        cells = [f"{section['by_category'][category]['tokens_per_second']:.0f}" for category in categories]
-        lines.append(
-            f"| {name} | {section['tokens_per_second']:.1f} | {ratio:.2f}x | {speculation:.2f}x | "
-            f"{section['decode_tokens_per_second']:.1f} | {' | '.join(cells)} |"
-        )
+        plain = plain_name(name)
+        cells = [
+            spread(rates[name], "{:.1f}"),
+            spread(ratios(rates[name], rates[baseline]), "{:.2f}x"),
+            spread(ratios(rates[name], rates[plain]), "{:.2f}x") if plain in rates else "-",
+            f"{section['identical']} of {section['requests']:.0f}" if "identical" in section else "-",
+            f"{section['decode_tokens_per_second']:.1f}",
+            f"{section['prefill_tokens_per_second']:.0f}" if "prefill_tokens_per_second" in section else "-",
+            *(f"{section['by_category'][category]['tokens_per_second']:.0f}" for category in categories),
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def plain_name(name: str) -> str:
+    """The row of a system's plain mode."""
+    return re.sub("ngram|prompt lookup", "plain", name)
+
+
+def ratios(ours: list[float], theirs: list[float]) -> list[float]:
+    """Repeat by repeat: what changes between repeats, such as the machine's load, falls on both."""
+    return [mine / other for mine, other in zip(ours, theirs, strict=True)]
+
+
+def spread(values: list[float], form: str) -> str:
+    """The median, and the range if there is one."""
+    middle, low, high = (form.format(value) for value in (median(values), min(values), max(values)))
+    return middle if low == high else f"{middle} ({low.removesuffix('x')}-{high.removesuffix('x')})"
 
 
 def paste(readme: str, table: str) -> str:

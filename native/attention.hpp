@@ -16,21 +16,21 @@ inline typename V::F load_kv(const void* base, size_t index) {
   return V::load_i8(static_cast<const int8_t*>(base) + index);
 }
 
-// Scores of one tile of 16 keys for all queries: out[q][0..15].
+// Scores of one tile of 16 keys for all queries: out[q][0..15]. queries is [dim, kTileRows].
 template <class V, KVType kType, int kQueries>
-inline void score_tile(const AttentionTask& task, int64_t tile, float* const* out) {
+inline void score_tile(const AttentionTask& task, const float* queries, int64_t place, float* const* out) {
   using F = typename V::F;
   const KVPool& pool = task.pool;
-  const size_t start = (static_cast<size_t>(tile) * pool.kv_heads + task.kv_head) * pool.dim * kLanes;
+  const size_t start = pool.tile_at(place, task.kv_head);
   F sums[kQueries];
   for (int q = 0; q < kQueries; q++) sums[q] = V::zero();
   for (int d = 0; d < pool.dim; d++) {
-    const F keys = load_kv<V, kType>(pool.keys, start + static_cast<size_t>(d) * kLanes);
-    for (int q = 0; q < kQueries; q++) sums[q] = V::fma(keys, V::set1(task.queries[q][d]), sums[q]);
+    const F keys = load_kv<V, kType>(pool.data, start + static_cast<size_t>(d) * kLanes);
+    for (int q = 0; q < kQueries; q++) sums[q] = V::fma(keys, V::set1(queries[d * kTileRows + q]), sums[q]);
   }
   F factor = V::set1(task.scale);
   if constexpr (kType == KVType::kI8)
-    factor = V::mul(factor, V::load(pool.key_scales + (static_cast<size_t>(tile) * pool.kv_heads + task.kv_head) * kLanes));
+    factor = V::mul(factor, V::load(pool.scales + pool.scales_at(place, task.kv_head)));
   for (int q = 0; q < kQueries; q++) {
     F score = V::mul(sums[q], factor);
     if (task.softcap > 0) score = V::mul(tanh_of<V>(V::div(score, V::set1(task.softcap))), V::set1(task.softcap));
@@ -39,16 +39,16 @@ inline void score_tile(const AttentionTask& task, int64_t tile, float* const* ou
 }
 
 template <class V, KVType kType>
-inline void score_tile(const AttentionTask& task, int64_t tile, float* const* out) {
+inline void score_tile(const AttentionTask& task, const float* queries, int64_t place, float* const* out) {
   switch (task.num_queries) {
-    case 1: score_tile<V, kType, 1>(task, tile, out); break;
-    case 2: score_tile<V, kType, 2>(task, tile, out); break;
-    case 3: score_tile<V, kType, 3>(task, tile, out); break;
-    case 4: score_tile<V, kType, 4>(task, tile, out); break;
-    case 5: score_tile<V, kType, 5>(task, tile, out); break;
-    case 6: score_tile<V, kType, 6>(task, tile, out); break;
-    case 7: score_tile<V, kType, 7>(task, tile, out); break;
-    default: score_tile<V, kType, 8>(task, tile, out); break;
+    case 1: score_tile<V, kType, 1>(task, queries, place, out); break;
+    case 2: score_tile<V, kType, 2>(task, queries, place, out); break;
+    case 3: score_tile<V, kType, 3>(task, queries, place, out); break;
+    case 4: score_tile<V, kType, 4>(task, queries, place, out); break;
+    case 5: score_tile<V, kType, 5>(task, queries, place, out); break;
+    case 6: score_tile<V, kType, 6>(task, queries, place, out); break;
+    case 7: score_tile<V, kType, 7>(task, queries, place, out); break;
+    default: score_tile<V, kType, 8>(task, queries, place, out); break;
   }
 }
 
@@ -89,12 +89,14 @@ inline void add_values(const AttentionTask& task, int first_query, const float* 
     for (int v = 0; v < kVectors; v++) sums[q][v] = V::load(task.outputs[first_query + q] + d + v * kLanes);
   for (int key = begin; key < end; key++) {
     const int index = path != nullptr && key >= task.context ? task.context + path[key - task.context] : key;
-    const size_t row = static_cast<size_t>(place_of(task, index)) * pool.kv_heads + task.kv_head;
+    const int64_t place = place_of(task, index);
+    const int lane = static_cast<int>(place % kLanes);
+    const size_t row = pool.tile_at(place, task.kv_head) + static_cast<size_t>(kLanes + lane) * pool.dim + d;
     F values[kVectors];
-    for (int v = 0; v < kVectors; v++) values[v] = load_kv<V, kType>(pool.values, row * pool.dim + d + v * kLanes);
+    for (int v = 0; v < kVectors; v++) values[v] = load_kv<V, kType>(pool.data, row + v * kLanes);
     for (int q = 0; q < kQueries; q++) {
       float weight = weights[q][key];
-      if constexpr (kType == KVType::kI8) weight *= pool.value_scales[row];
+      if constexpr (kType == KVType::kI8) weight *= pool.scales[pool.scales_at(place, task.kv_head) + kLanes + lane];
       const F factor = V::set1(weight);
       for (int v = 0; v < kVectors; v++) sums[q][v] = V::fma(factor, values[v], sums[q][v]);
     }
@@ -114,6 +116,15 @@ inline void add_values(const AttentionTask& task, int first_query, const float* 
     add_values<V, kType, kQueries, 1>(task, first_query, weights, begin, end, d, path);
 }
 
+constexpr int kTilesAhead = 2;  // how far before their scores keys and values are fetched
+
+template <class V, KVType kType>
+inline void prefetch_tile(const AttentionTask& task, int64_t place) {
+  const size_t element = kType == KVType::kF16 ? 2 : 1, bytes = 2 * element * task.pool.dim * kLanes;
+  const char* tile = static_cast<const char*>(task.pool.data) + task.pool.tile_at(place, task.kv_head) * element;
+  for (size_t line = 0; line < bytes; line += 64) V::prefetch(tile + line);
+}
+
 template <class V, KVType kType>
 void attend(const AttentionTask& task) {
   const KVPool& pool = task.pool;
@@ -127,11 +138,16 @@ void attend(const AttentionTask& task) {
   const int lanes = 1 << pool.block_shift < kLanes ? 1 << pool.block_shift : kLanes;
   const int base = first & ~(lanes - 1);
   float* rows[kTileRows];  // scores by key - base
-  for (int q = 0; q < task.num_queries; q++) rows[q] = task.scratch + q * task.scratch_stride;
+  float* queries = task.scratch + kTileRows * task.scratch_stride;
+  for (int q = 0; q < task.num_queries; q++) {
+    rows[q] = task.scratch + q * task.scratch_stride;
+    for (int d = 0; d < pool.dim; d++) queries[d * kTileRows + q] = task.queries[q][d];
+  }
   for (int key = base; key < last; key += lanes) {  // ascending: what a short tile writes beyond its lanes is overwritten
     float* out[kTileRows];
     for (int q = 0; q < task.num_queries; q++) out[q] = rows[q] + (key - base);
-    score_tile<V, kType>(task, place_of(task, key) / kLanes, out);
+    if (key + kTilesAhead * lanes < last) prefetch_tile<V, kType>(task, place_of(task, key + kTilesAhead * lanes));
+    score_tile<V, kType>(task, queries, place_of(task, key), out);
   }
   const float* weights[kTileRows];
   for (int q = 0; q < task.num_queries; q++) {
@@ -168,35 +184,34 @@ void attend(const AttentionTask& task) {
 template <class V, KVType kType>
 void store_kv(const KVPool& pool, int64_t slot, int kv_head, const float* key, const float* value) {
   const int64_t place = pool.place(slot);
-  const size_t tile = static_cast<size_t>(place / kLanes) * pool.kv_heads + kv_head, lane = place % kLanes;
-  const size_t row = static_cast<size_t>(place) * pool.kv_heads + kv_head;
+  const size_t lane = place % kLanes, tile = pool.tile_at(place, kv_head);
+  const size_t row = tile + (kLanes + lane) * pool.dim;
   if constexpr (kType == KVType::kF16) {
-    uint16_t* keys = static_cast<uint16_t*>(pool.keys) + tile * pool.dim * kLanes + lane;
-    uint16_t* values = static_cast<uint16_t*>(pool.values) + row * pool.dim;
+    uint16_t* data = static_cast<uint16_t*>(pool.data);
     for (int d = 0; d < pool.dim; d += kLanes) {
       uint16_t halves[kLanes];
       V::store_f16(halves, V::load(key + d));
-      for (int i = 0; i < kLanes; i++) keys[static_cast<size_t>(d + i) * kLanes] = halves[i];
-      V::store_f16(values + d, V::load(value + d));
+      for (int i = 0; i < kLanes; i++) data[tile + (d + i) * kLanes + lane] = halves[i];
+      V::store_f16(data + row + d, V::load(value + d));
     }
   } else {
-    int8_t* keys = static_cast<int8_t*>(pool.keys) + tile * pool.dim * kLanes + lane;
-    int8_t* values = static_cast<int8_t*>(pool.values) + row * pool.dim;
+    int8_t* data = static_cast<int8_t*>(pool.data);
     typename V::F key_max = V::zero(), value_max = V::zero();
     for (int d = 0; d < pool.dim; d += kLanes) {
       key_max = V::max(key_max, V::abs(V::load(key + d)));
       value_max = V::max(value_max, V::abs(V::load(value + d)));
     }
     const float key_largest = V::largest(key_max), value_largest = V::largest(value_max);
-    pool.key_scales[tile * kLanes + lane] = key_largest / 127.0f;
-    pool.value_scales[row] = value_largest / 127.0f;
+    float* scales = pool.scales + pool.scales_at(place, kv_head);
+    scales[lane] = key_largest / 127.0f;
+    scales[kLanes + lane] = value_largest / 127.0f;
     const typename V::F key_inverse = V::set1(key_largest > 0 ? 127.0f / key_largest : 0.0f);
     const typename V::F value_inverse = V::set1(value_largest > 0 ? 127.0f / value_largest : 0.0f);
     for (int d = 0; d < pool.dim; d += kLanes) {
       int8_t bytes[kLanes];
       V::store_i8(bytes, V::to_int(V::mul(V::load(key + d), key_inverse)));
-      for (int i = 0; i < kLanes; i++) keys[static_cast<size_t>(d + i) * kLanes] = bytes[i];
-      V::store_i8(values + d, V::to_int(V::mul(V::load(value + d), value_inverse)));
+      for (int i = 0; i < kLanes; i++) data[tile + (d + i) * kLanes + lane] = bytes[i];
+      V::store_i8(data + row + d, V::to_int(V::mul(V::load(value + d), value_inverse)));
     }
   }
 }

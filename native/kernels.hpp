@@ -34,14 +34,12 @@ struct QuantisedRow {
   int32_t* negative_sums;
 };
 
-// Where the K/V of one layer lies. A tile holds the keys of 16 slots side by side: K [tiles, kv_heads, dim, 16],
-// V [slots, kv_heads, dim]; int8 caches have one scale a token and head: K [tiles, kv_heads, 16], V [slots, kv_heads].
-// Blocks of less than 16 slots take a tile each. dim is head_dim padded to 16.
+// Where the K/V of one layer lies: tiles of 16 slots, each [kv_heads] of keys [dim, 16], side by side for the scores, and
+// values [16, dim]. int8 caches have one scale a token and head: [tiles, kv_heads] of keys' [16] and values' [16]. Blocks
+// of less than 16 slots take a tile each. dim is head_dim padded to 16.
 struct KVPool {
-  void* keys = nullptr;
-  void* values = nullptr;
-  float* key_scales = nullptr;
-  float* value_scales = nullptr;
+  void* data = nullptr;
+  float* scales = nullptr;
   int kv_heads = 0;
   int dim = 0;
   int block_shift = 0;  // log2 of the tokens of a block
@@ -51,6 +49,12 @@ struct KVPool {
   int64_t place(int64_t slot) const {
     return (slot >> block_shift << place_shift) + (slot & ((int64_t{1} << block_shift) - 1));
   }
+  // Index of a place's tile and head in data (elements), and in scales.
+  size_t tile_at(int64_t place, int head) const { return head_of(place, head) * 2 * dim * kLanes; }
+  size_t scales_at(int64_t place, int head) const { return head_of(place, head) * 2 * kLanes; }
+
+ private:
+  size_t head_of(int64_t place, int head) const { return static_cast<size_t>(place / kLanes) * kv_heads + head; }
 };
 
 // Up to kTileRows queries of one request and one K/V head.
@@ -67,7 +71,7 @@ struct AttentionTask {
   const int32_t* path[kTileRows];   // of a tree's node: own key indices seen [count - context], ascending; or none
   float scale = 1;
   float softcap = 0;                // 0 = none
-  float* scratch = nullptr;         // kTileRows * scratch_stride floats
+  float* scratch = nullptr;         // kTileRows * (scratch_stride + dim) floats
   size_t scratch_stride = 0;        // at least the request's keys + 32
 };
 

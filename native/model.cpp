@@ -79,17 +79,15 @@ Model::Model(ModelConfig config, const Kernels& kernels, int num_threads)
   for (int i = 0; i < num_threads; i++) samplers_.emplace_back(kernels_, config_.vocab_size);
   const size_t slots = static_cast<size_t>(config_.num_blocks) * std::max(config_.block_size, kLanes);
   const size_t element = config_.kv_type == KVType::kF16 ? 2 : 1;
-  const size_t half = padded(slots * config_.num_kv_heads * dim_ * element, 64);
-  const size_t scales = config_.kv_type == KVType::kI8 ? padded(slots * config_.num_kv_heads * sizeof(float), 64) : 0;
+  const size_t bytes = padded(slots * config_.num_kv_heads * 2 * dim_ * element, 64);
+  const size_t scales = config_.kv_type == KVType::kI8 ? slots * config_.num_kv_heads * 2 * sizeof(float) : 0;
   // Pages are zeros until they are written: the pool takes the memory of what was used of it.
-  kv_.reset(std::calloc(config_.layers.size(), 2 * (half + scales)));
+  kv_.reset(std::calloc(config_.layers.size() + 1, bytes + scales));
   if (kv_ == nullptr) throw std::bad_alloc();
-  auto* at = static_cast<uint8_t*>(kv_.get());
-  for (size_t i = 0; i < config_.layers.size(); i++, at += 2 * (half + scales)) {
-    pools_.push_back({.keys = at,
-                      .values = at + half,
-                      .key_scales = reinterpret_cast<float*>(at + 2 * half),
-                      .value_scales = reinterpret_cast<float*>(at + 2 * half + scales),
+  auto* at = reinterpret_cast<uint8_t*>(padded(reinterpret_cast<uintptr_t>(kv_.get()), 64));
+  for (size_t i = 0; i < config_.layers.size(); i++, at += bytes + scales) {
+    pools_.push_back({.data = at,
+                      .scales = reinterpret_cast<float*>(at + bytes),
                       .kv_heads = config_.num_kv_heads,
                       .dim = dim_,
                       .block_shift = std::countr_zero(static_cast<unsigned>(config_.block_size)),
@@ -153,7 +151,7 @@ void Model::prepare(Pass& pass) {
         pass.pieces.push_back({r, head, first, std::min(kTileRows, own * group - first)});
   }
   for (Scratch& scratch : scratch_) {
-    scratch.scores.reserve(kTileRows * padded(most_keys + 2 * kLanes, kLanes));
+    scratch.scores.reserve(kTileRows * (padded(most_keys + 2 * kLanes, kLanes) + dim_));
     scratch.head.reserve(2 * dim_);
     scratch.outputs.reserve(kTileRows * dim_);
   }
@@ -417,32 +415,29 @@ void Model::sample(Pass& pass, int thread) {
 
 void Model::move(const int64_t* sources, const int64_t* destinations, int count) {
   const bool wide = config_.kv_type == KVType::kF16;
-  const size_t element = wide ? 2 : 1, heads = config_.num_kv_heads;
-  const size_t column = heads * dim_;  // elements that a slot has in K, and in V
-  std::vector<uint8_t> keys(count * column * element), values(count * column * element);
-  std::vector<float> scales(wide ? 0 : count * heads * 2);
+  const size_t element = wide ? 2 : 1, dim = dim_, heads = config_.num_kv_heads;
+  std::vector<uint8_t> kept(count * heads * 2 * dim * element);
+  std::vector<float> kept_scales(wide ? 0 : count * heads * 2);
   for (const KVPool& pool : pools_) {
-    auto* key_bytes = static_cast<uint8_t*>(pool.keys);
-    auto* value_bytes = static_cast<uint8_t*>(pool.values);
-    const auto visit = [&](int64_t slot, int index, bool read) {
-      const auto copy = [&](void* at, void* kept, size_t bytes) {
-        if (read) {
-          std::memcpy(kept, at, bytes);
-        } else {
-          std::memcpy(at, kept, bytes);
-        }
-      };
-      const size_t place = static_cast<size_t>(pool.place(slot)), tile = place / kLanes, lane = place % kLanes;
-      for (size_t d = 0; d < column; d++)
-        copy(key_bytes + ((tile * column + d) * kLanes + lane) * element, &keys[(index * column + d) * element], element);
-      copy(value_bytes + place * column * element, &values[index * column * element], column * element);
-      if (wide) return;
-      for (size_t head = 0; head < heads; head++)
-        copy(pool.key_scales + (tile * heads + head) * kLanes + lane, &scales[index * 2 * heads + head], sizeof(float));
-      copy(pool.value_scales + place * heads, &scales[(index * 2 + 1) * heads], heads * sizeof(float));
+    // Calls copy(what lies in the pool, its place among what is kept, bytes) for all parts of a slot.
+    const auto visit = [&](int64_t slot, size_t index, const auto& copy) {
+      const int64_t place = pool.place(slot);
+      const size_t lane = place % kLanes;
+      for (size_t head = 0; head < heads; head++) {
+        auto* tile = static_cast<uint8_t*>(pool.data) + pool.tile_at(place, static_cast<int>(head)) * element;
+        uint8_t* to = &kept[(index * heads + head) * 2 * dim * element];
+        for (size_t d = 0; d < dim; d++) copy(tile + (d * kLanes + lane) * element, to + d * element, element);
+        copy(tile + (kLanes + lane) * dim * element, to + dim * element, dim * element);
+        if (wide) continue;
+        float* scales = pool.scales + pool.scales_at(place, static_cast<int>(head)) + lane;
+        copy(scales, &kept_scales[(index * heads + head) * 2], sizeof(float));
+        copy(scales + kLanes, &kept_scales[(index * heads + head) * 2 + 1], sizeof(float));
+      }
     };
-    for (int i = 0; i < count; i++) visit(sources[i], i, true);
-    for (int i = 0; i < count; i++) visit(destinations[i], i, false);
+    for (int i = 0; i < count; i++)
+      visit(sources[i], i, [](const void* at, void* to, size_t bytes) { std::memcpy(to, at, bytes); });
+    for (int i = 0; i < count; i++)
+      visit(destinations[i], i, [](void* at, const void* from, size_t bytes) { std::memcpy(at, from, bytes); });
   }
 }
 
