@@ -210,13 +210,14 @@ void Model::run(Pass& pass, int thread) {
   sample(pass, thread);
 }
 
-// The row as it enters the layer that runs at a place of the pass, or leaves the last one.
+// The row as it enters the layer that runs at a place of the pass, and those skipped before it, or leaves the last one.
 void Model::enter(Pass& pass, size_t at, int row) {
   const bool last = at == pass.batch.layers.size();
   const int number = last ? static_cast<int>(config_.layers.size()) : pass.batch.layers[at];
+  const int first = at == 0 ? 0 : pass.batch.layers[at - 1] + 1;
   for (const auto& [layer, out] : pass.batch.hidden) {
     float* to = out + static_cast<size_t>(row) * config_.hidden_size;
-    if (layer == number) std::copy_n(hidden_.row(row), config_.hidden_size, to);
+    if (first <= layer && layer <= number) std::copy_n(hidden_.row(row), config_.hidden_size, to);
     if (last && layer == number + 1)
       kernels_.rms_norm(hidden_.row(row), config_.final_norm, config_.hidden_size, config_.norm_eps, to);
   }

@@ -1,10 +1,11 @@
 """Tiny random models on the native engine, and the plain rows that whatever else it computes must equal to the bit.
 
-No torch here: import this module only where `paceline._native` can be.
+No torch here.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,6 +15,7 @@ import numpy as np
 
 from batches import VOCAB_SIZE, make_batch
 from paceline import _native
+from paceline.errors import ConfigError
 from paceline.models.architecture import ModelSpec
 from paceline.models.native_runner import NativeRunner
 from paceline.models.native_weights import PackedWeights
@@ -149,6 +151,16 @@ def case_runner(case: str, *, block_size: int = 16, num_blocks: int | None = Non
     )
 
 
+@cache
+def instruction_sets() -> tuple[str, ...]:
+    """Those that this machine runs."""
+    available = []
+    for isa in ("avx512", "avx2vnni", "avx2", "portable"):
+        with contextlib.suppress(ConfigError):
+            available.append(case_runner("f32", isa=isa).isa)
+    return tuple(available)
+
+
 @dataclass
 class PlainRows:
     """Logits of plain decoding: token by token, nothing beside it. Keeps the K/V of the last sequence asked for."""
@@ -177,8 +189,8 @@ class PlainRows:
 
 
 @cache
-def plain_rows(case: str, kv_cache_dtype: str) -> PlainRows:
-    return PlainRows(case_runner(case, kv_cache_dtype=kv_cache_dtype))
+def plain_rows(case: str, kv_cache_dtype: str, isa: str | None = None) -> PlainRows:
+    return PlainRows(case_runner(case, kv_cache_dtype=kv_cache_dtype, isa=isa))
 
 
 def assert_same_bits(ours: np.ndarray, plain: np.ndarray) -> None:

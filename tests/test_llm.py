@@ -1,4 +1,4 @@
-"""LLM on the real SmolLM2: speculation leaves ids alone, in batches and streams, greedy and sampled."""
+"""LLM on the real SmolLM2, with both engines: speculation leaves ids alone, in batches and streams."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 
 from paceline import LLM, CacheConfig, EngineConfig, SamplingParams
 from paceline.errors import CacheError, ConfigError, DraftMismatchError, PromptError
+from paceline.models.runners import native_available
 from paceline.types import RequestOutput
 from tiny_llama import write_tiny_llama
 
-TIE = 1e-3  # log gap under which rounding may decide
+TIE = 1e-3  # log gap under which rounding may decide on the torch engine
 MAX_TOKENS = 24
 
 
@@ -23,24 +24,33 @@ def prompts() -> list[list[dict]]:
     return [[{"role": "user", "content": json.loads(line)["turns"][0]}] for line in lines]
 
 
-def config() -> EngineConfig:
-    return EngineConfig(dtype="float32", cache=CacheConfig(kv_cache_memory=256 << 20, prefix_caching=False))
+def config(engine: str = "auto") -> EngineConfig:
+    threads = 1 if engine == "native" else None  # a pass is a hundred short stages: on a busy machine threads wait long
+    return EngineConfig(
+        engine=engine, num_threads=threads, cache=CacheConfig(kv_cache_memory=256 << 20, prefix_caching=False)
+    )
+
+
+@pytest.fixture(scope="module", params=["torch", "native"] if native_available() else ["torch"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def llm(smollm2) -> LLM:
-    return LLM(smollm2, config=config(), speculation={"method": "ngram", "min_ngram": 1})
+def llm(smollm2, engine: str) -> LLM:
+    return LLM(smollm2, config=config(engine), speculation={"method": "ngram", "min_ngram": 1})
 
 
 @pytest.fixture(scope="module")
-def self_drafting(smollm2) -> LLM:
-    return LLM(smollm2, config=config(), speculation={"method": "draft_model", "model": "smollm2-135m"})
+def self_drafting(smollm2, engine: str) -> LLM:
+    return LLM(smollm2, config=config(engine), speculation={"method": "draft_model", "model": "smollm2-135m"})
 
 
 def assert_same(llm: LLM, plain: RequestOutput, other: RequestOutput, params: SamplingParams) -> None:
-    """Equal ids, or a first difference that is a floating-point tie."""
+    """Equal ids; on the torch engine the first difference may be a floating-point tie."""
     if plain.token_ids == other.token_ids:
         return
+    assert llm.config.engine == "torch"
     at = next(i for i, (a, b) in enumerate(zip(plain.token_ids, other.token_ids, strict=False)) if a != b)
     known = [*plain.prompt_token_ids, *plain.token_ids[:at]]
     margin = llm.race_margin(known, params, prompt_length=len(plain.prompt_token_ids), seed=plain.seed)

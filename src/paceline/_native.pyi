@@ -1,6 +1,7 @@
 """The native CPU engine, compiled from native/. Absent where the package was installed without a C++ compiler."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,44 @@ def pack_floats(values: np.ndarray, format: str) -> PackedMatrix:
 
 def packed_format(type_name: str) -> str:
     """Name of the format that holds the values of a GGUF type."""
+
+class Model:
+    """A model with its K/V pool; models/native_runner.py describes it to the constructor and is its only caller."""
+
+    def __init__(self, spec: dict[str, Any], num_threads: int, isa: str) -> None:
+        """An empty isa is the best that the machine has.
+
+        Raises ValueError for an unknown isa and for weights that do not fit, MemoryError.
+        """
+
+    def forward(
+        self,
+        *,
+        token_ids: np.ndarray,
+        positions: np.ndarray,
+        slots: np.ndarray,
+        query_starts: np.ndarray,
+        context_lengths: np.ndarray,
+        block_tables: list[np.ndarray],
+        ancestors: list[np.ndarray | None],
+        logit_rows: np.ndarray,
+        layers: np.ndarray,
+        hidden_layers: np.ndarray,
+        sampling: RowSampling | None,
+        want_logits: bool,
+    ) -> tuple[np.ndarray | None, dict[str, np.ndarray] | None, dict[int, np.ndarray]]:
+        """Logits [M, V], what sample_rows returns, hidden states [T, d] by layer; num_layers + 1 = after the norm.
+
+        Arrays as in types.ForwardBatch, and both lists of layers int32. Raises ValueError for what does not fit.
+        """
+
+    def move(self, sources: np.ndarray, destinations: np.ndarray) -> None:
+        """Copies K/V between slots [K] int64; all sources are read before any destination is written."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def isa(self) -> str: ...
 
 def sample_rows(logits: np.ndarray, sampling: RowSampling, isa: str = "") -> dict[str, np.ndarray]:
     """Samples rows of logits [M, V] float32 as sampling.sampler.sample_rows does.

@@ -257,10 +257,11 @@ def _drafter(config: EngineConfig, target: LoadedModel, *, needs_laws: bool, pro
         model = target if rule.model == target.name else _load(rule.model, progress=progress)
         check_same_vocabulary(target.tokenizer, model.tokenizer)
         cache = replace(config.cache, kv_cache_memory=rule.kv_cache_memory)
+        own = runners.for_draft_model(config, model)
         context = model.spec.context_length  # where a draft model's ends, it drafts no more
         max_model_len = min(config.max_model_len or context, context)
         return DraftModelDrafter(
-            runners.create_runner(model, config, cache=cache, max_model_len=max_model_len, progress=progress),
+            runners.create_runner(model, own, cache=cache, max_model_len=max_model_len, progress=progress),
             rule_needs_law=needs_laws,
             prefix_caching=cache.prefix_caching,
             vocab_size=target.spec.vocab_size,

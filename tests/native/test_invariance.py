@@ -1,5 +1,6 @@
 """A row's bits depend on its own tokens alone: whatever is computed beside it, in whatever passes, chunks and trees, in
-whatever blocks, by however many threads, it equals the row of plain decoding, in every weight format and K/V type."""
+whatever blocks, by however many threads, it equals the row of plain decoding, in every weight format, K/V type and
+instruction set."""
 
 from __future__ import annotations
 
@@ -10,16 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("paceline._native", reason="the native extension is not built")
-
 from batches import make_batch, random_tokens
-from native_models import CASES, CONTEXT, assert_same_bits, case_runner, plain_rows
+from native_models import CASES, CONTEXT, assert_same_bits, case_runner, instruction_sets, plain_rows
 
-in_small_doses = settings(derandomize=True, deadline=None, max_examples=8)
+in_small_doses = settings(derandomize=True, deadline=None, max_examples=10)
 every_model = pytest.mark.parametrize("case", CASES)
 every_kv_type = pytest.mark.parametrize("kv_cache_dtype", ["float16", "int8"])
 block_sizes = st.sampled_from([1, 4, 8, 16, 32])
 threads = st.integers(1, 4)
+isas = st.sampled_from(instruction_sets())
 randoms = st.randoms(use_true_random=False)
 
 
@@ -38,12 +38,12 @@ def draw_tokens(count: int, rng: Random) -> list[int]:
 @every_model
 @every_kv_type
 @settings(in_small_doses)
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=4), block_sizes, threads, randoms)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=4), block_sizes, threads, isas, randoms)
 def test_passes_chunks_and_companions(
-    case: str, kv_cache_dtype: str, lengths: list[int], block_size: int, num_threads: int, rng: Random
+    case: str, kv_cache_dtype: str, lengths: list[int], block_size: int, num_threads: int, isa: str, rng: Random
 ) -> None:
-    runner = case_runner(case, kv_cache_dtype=kv_cache_dtype, block_size=block_size, num_threads=num_threads)
-    plain = plain_rows(case, kv_cache_dtype)
+    runner = case_runner(case, kv_cache_dtype=kv_cache_dtype, block_size=block_size, num_threads=num_threads, isa=isa)
+    plain = plain_rows(case, kv_cache_dtype, isa)
     sequences = [draw_tokens(length, rng) for length in lengths]
     expected = [plain(tokens) for tokens in sequences]
     tables = scattered_tables(len(sequences), block_size, rng)
@@ -106,12 +106,12 @@ class Tree:
 @every_model
 @every_kv_type
 @settings(in_small_doses)
-@given(st.integers(1, 3), block_sizes, threads, randoms)
+@given(st.integers(1, 3), block_sizes, threads, isas, randoms)
 def test_trees_and_what_follows_an_accepted_path(
-    case: str, kv_cache_dtype: str, count: int, block_size: int, num_threads: int, rng: Random
+    case: str, kv_cache_dtype: str, count: int, block_size: int, num_threads: int, isa: str, rng: Random
 ) -> None:
-    runner = case_runner(case, kv_cache_dtype=kv_cache_dtype, block_size=block_size, num_threads=num_threads)
-    plain = plain_rows(case, kv_cache_dtype)
+    runner = case_runner(case, kv_cache_dtype=kv_cache_dtype, block_size=block_size, num_threads=num_threads, isa=isa)
+    plain = plain_rows(case, kv_cache_dtype, isa)
     trees = [Tree(table, rng) for table in scattered_tables(count, block_size, rng)]
     contexts = [{"tokens": tree.known, "context": 0, "table": tree.table} for tree in trees if tree.known]
     if contexts:

@@ -7,10 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("paceline._native", reason="the native extension is not built")
-
 SHORT = ("--max-tokens", "8", "--kv-cache-memory", "4M", "--threads", "1")
 PROGRAM = """
 import sys

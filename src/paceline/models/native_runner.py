@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args
@@ -20,6 +21,7 @@ from paceline.types import ForwardBatch, ForwardOutput, Logprobs, RowSampling
 KVType = Literal["float16", "int8"]
 _LANES = 16  # slots of a tile, elements of a vector
 _MAX_THREADS = 1024
+_MAX_BLOCKS = 2**31 - 1  # ids of blocks are int32
 
 
 def kv_bytes_per_block(spec: ModelSpec, *, block_size: int, kv_cache_dtype: KVType) -> int:
@@ -34,9 +36,10 @@ class NativeRunner:
 
     A row of logits depends on its own tokens alone, bit for bit: not on batch companions, chunks, tree shapes, slots or
     threads. Between instruction sets, and between float16 and int8 K/V, it differs by rounding.
-    max_model_len (None = the model's context) fixes RoPE's frequencies. isa: avx512, avx2vnni, avx2 or portable; empty
-    = the best that the machine has. Raises ConfigError for a length, thread count or isa that cannot be had,
-    CorruptFileError for weights that do not fit the spec, CacheError where memory does not hold the pool.
+    max_model_len (None = the model's context) fixes RoPE's frequencies. isa: avx512, avx2vnni, avx2 or portable; None
+    = what PACELINE_ISA says, or the best that the machine has. Raises ConfigError for a length, thread count or isa
+    that cannot be had, CorruptFileError for weights that do not fit the spec, CacheError where memory does not hold
+    the pool.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class NativeRunner:
         max_model_len: int | None = None,
         kv_cache_dtype: KVType = "float16",
         num_threads: int | None = None,
-        isa: str = "",
+        isa: str | None = None,
     ) -> None:
         from paceline import _native
 
@@ -72,7 +75,10 @@ class NativeRunner:
             "block_size": block_size,
             "int8_kv": kv_cache_dtype == "int8",
         }
+        isa = os.environ.get("PACELINE_ISA", "") if isa is None else isa
         try:
+            if num_blocks > _MAX_BLOCKS:
+                raise MemoryError
             self._model = _native.Model(description, num_threads=num_threads or usable_cores(), isa=isa)
         except ValueError as error:
             if "no kernels named" in str(error):
@@ -118,7 +124,6 @@ class NativeRunner:
     def forward(self, batch: ForwardBatch, sampling: RowSampling | None = None) -> ForwardOutput:
         """One pass; hidden states are float32 arrays [T, d]. Raises PacelineError where logits are NaN."""
         numbers = {self._number(layer): layer for layer in batch.hidden_layers}
-        laws = sampling is not None and sampling.want_laws
         logits, sampled, hidden = self._model.forward(
             token_ids=batch.token_ids,
             positions=batch.positions,
@@ -130,18 +135,19 @@ class NativeRunner:
             logit_rows=batch.logit_rows,
             layers=self._all_layers if batch.layers is None else np.array(batch.layers, dtype=np.int32),
             hidden_layers=np.array(list(numbers), dtype=np.int32),
-            sampling=None if laws else sampling,
-            want_logits=sampling is None or laws or sampling.want_logits,
+            sampling=sampling,
+            want_logits=sampling is None or sampling.want_laws or sampling.want_logits,
         )
-        if laws:
-            assert sampling is not None
-            _check_numbers(not np.isnan(logits).any())
-            output = sample_rows(logits, sampling)
-        elif sampled is None:
+        if sampling is None:
+            assert logits is not None
             _check_numbers(not np.isnan(logits).any())
             output = ForwardOutput(logits=logits)
         else:
-            output = _output(sampled, logits)
+            assert sampled is not None
+            output = _output(sampled, logits if sampling.want_logits else None)
+            if sampling.want_laws:  # tokens and log-probabilities stay the extension's, as in other passes
+                assert logits is not None
+                output = replace(output, laws=sample_rows(logits, replace(sampling, num_logprobs=None)).laws)
         return replace(output, hidden={numbers[n]: x for n, x in hidden.items()}) if numbers else output
 
     def move(self, src_slots: np.ndarray, dst_slots: np.ndarray) -> None:

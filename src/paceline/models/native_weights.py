@@ -50,7 +50,7 @@ def pack_model(
     """
     matrices = _stored_matrices(model.weights)
     if quantization is not None:
-        _check_quantization(model, matrices, dtype=dtype, quantization=quantization)
+        _check_quantization(model, dtype=dtype, quantization=quantization)
     num_bytes = sum(matrix.data.nbytes for matrix in matrices.values())
     packed = {}
     with _bar(num_bytes, show=progress and num_bytes >= _BAR_FROM_BYTES) as advance:
@@ -72,6 +72,11 @@ def pack_model(
     return PackedWeights(packed, vectors)
 
 
+def is_quantised(model: LoadedModel) -> bool:
+    """Some matrix of its file is in quants rather than floats."""
+    return any(matrix.type_name not in _FLOATS for matrix in _stored_matrices(model.weights).values())
+
+
 def _stored_matrices(weights: Mapping[str, np.ndarray]) -> dict[str, StoredMatrix]:
     """The matrices among the weights, by canonical name, unread where a file has them."""
     if isinstance(weights, LazyWeights):
@@ -84,10 +89,8 @@ def _stored_matrices(weights: Mapping[str, np.ndarray]) -> dict[str, StoredMatri
     return matrices
 
 
-def _check_quantization(
-    model: LoadedModel, matrices: Mapping[str, StoredMatrix], *, dtype: str, quantization: Quantization
-) -> None:
-    if any(matrix.type_name not in _FLOATS for matrix in matrices.values()):
+def _check_quantization(model: LoadedModel, *, dtype: str, quantization: Quantization) -> None:
+    if is_quantised(model):
         raise ConfigError(
             f"quantization {quantization} is for unquantised checkpoints; {model.name} is {model.precision} already: "
             "drop it."

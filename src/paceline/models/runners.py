@@ -38,6 +38,16 @@ def resolve(config: EngineConfig) -> EngineConfig:
     return replace(config, engine=engine, dtype=dtype)
 
 
+def for_draft_model(config: EngineConfig, model: LoadedModel) -> EngineConfig:
+    """The target's config, but for a quantization that the draft model's file has already."""
+    if config.quantization is not None:
+        from paceline.models.native_weights import is_quantised
+
+        if is_quantised(model):
+            return replace(config, quantization=None)
+    return config
+
+
 def create_runner(
     model: LoadedModel, config: EngineConfig, *, cache: CacheConfig, max_model_len: int | None, progress: bool
 ) -> Runner:
@@ -102,6 +112,7 @@ def _native_runner(
     from paceline.models.native_runner import NativeRunner, kv_bytes_per_block
     from paceline.models.native_weights import pack_model
 
+    assert cache.kv_cache_dtype != "auto", "the config was resolved"
     # First the weights: a share of the memory that they leave free becomes the K/V cache
     weights = pack_model(model, dtype=config.dtype, quantization=config.quantization, progress=progress)
     num_blocks = plan_blocks(

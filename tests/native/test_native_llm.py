@@ -1,0 +1,55 @@
+"""What the native engine makes of a model's own precision, of quantization, and of a draft model's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline import LLM, CacheConfig, EngineConfig, SamplingParams
+from paceline.errors import ConfigError
+from paceline.models import runners
+from paceline.models.loader import load
+
+SMALL = CacheConfig(kv_cache_memory=4 << 20)
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ({}, "float32 safetensors"),
+        ({"dtype": "bfloat16"}, "bfloat16 from float32 safetensors"),
+        ({"quantization": "int8"}, "int8 from float32 safetensors"),
+        ({"quantization": "int4"}, "int4 from float32 safetensors"),
+    ],
+)
+def test_model_card(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, options: dict, weights: str) -> None:
+    monkeypatch.setenv("PACELINE_ISA", "portable")
+    llm = LLM(tiny_llama, config=EngineConfig(**options, num_threads=1, cache=SMALL))
+    assert f"{tiny_llama}, {weights}, native engine (portable code); KV cache float16 up to" in llm.model_card
+    assert llm.generate("ab", SamplingParams(max_tokens=3))[0].finished
+
+
+def test_int8_keys_and_values_take_less_memory(tiny_llama: Path) -> None:
+    pools = [
+        LLM(tiny_llama, config=EngineConfig(num_threads=1, cache=CacheConfig(kv_cache_dtype=kv))).runner.kv
+        for kv in ("float16", "int8")
+    ]
+    assert pools[1].bytes_per_block < pools[0].bytes_per_block
+
+
+def test_a_draft_model_keeps_the_quants_of_its_file(smollm2, tiny_llama: Path) -> None:
+    config = runners.resolve(EngineConfig(quantization="int8"))
+    assert runners.for_draft_model(config, smollm2).quantization is None
+    assert runners.for_draft_model(config, load(str(tiny_llama))) is config
+    with pytest.raises(ConfigError, match=r"smollm2-135m is 4-bit GGUF .* already: drop it"):
+        LLM(smollm2, config=config)
+
+
+def test_target_and_draft_model_are_quantised_alike(tiny_llama: Path) -> None:
+    speculation = {"method": "draft_model", "model": str(tiny_llama)}
+    config = EngineConfig(quantization="int4", num_threads=1, cache=SMALL)
+    llm = LLM(str(tiny_llama), config=config, speculation=speculation)
+    output = llm.generate("ab ab", SamplingParams(max_tokens=20, ignore_eos=True))[0]
+    assert "recovered" not in output.outputs[0].origins
+    assert output.metrics.num_accepted_tokens > 10
