@@ -16,7 +16,7 @@ inline typename V::F load_kv(const void* base, size_t index) {
   return V::load_i8(static_cast<const int8_t*>(base) + index);
 }
 
-// Scores of one tile of 16 keys for all queries: out[q][0..15]. queries is [dim, kTileRows].
+// Scores of one tile of 16 keys for all queries: out[q][0..15]. queries is [dim, kMaxQueries].
 template <class V, KVType kType, int kQueries>
 inline void score_tile(const AttentionTask& task, const float* queries, int64_t place, float* const* out) {
   using F = typename V::F;
@@ -26,7 +26,7 @@ inline void score_tile(const AttentionTask& task, const float* queries, int64_t 
   for (int q = 0; q < kQueries; q++) sums[q] = V::zero();
   for (int d = 0; d < pool.dim; d++) {
     const F keys = load_kv<V, kType>(pool.data, start + static_cast<size_t>(d) * kLanes);
-    for (int q = 0; q < kQueries; q++) sums[q] = V::fma(keys, V::set1(queries[d * kTileRows + q]), sums[q]);
+    for (int q = 0; q < kQueries; q++) sums[q] = V::fma(keys, V::set1(queries[d * kMaxQueries + q]), sums[q]);
   }
   F factor = V::set1(task.scale);
   if constexpr (kType == KVType::kI8)
@@ -137,19 +137,19 @@ void attend(const AttentionTask& task) {
   }
   const int lanes = 1 << pool.block_shift < kLanes ? 1 << pool.block_shift : kLanes;
   const int base = first & ~(lanes - 1);
-  float* rows[kTileRows];  // scores by key - base
-  float* queries = task.scratch + kTileRows * task.scratch_stride;
+  float* rows[kMaxQueries];  // scores by key - base
+  float* queries = task.scratch + kMaxQueries * task.scratch_stride;
   for (int q = 0; q < task.num_queries; q++) {
     rows[q] = task.scratch + q * task.scratch_stride;
-    for (int d = 0; d < pool.dim; d++) queries[d * kTileRows + q] = task.queries[q][d];
+    for (int d = 0; d < pool.dim; d++) queries[d * kMaxQueries + q] = task.queries[q][d];
   }
   for (int key = base; key < last; key += lanes) {  // ascending: what a short tile writes beyond its lanes is overwritten
-    float* out[kTileRows];
+    float* out[kMaxQueries];
     for (int q = 0; q < task.num_queries; q++) out[q] = rows[q] + (key - base);
     if (key + kTilesAhead * lanes < last) prefetch_tile<V, kType>(task, place_of(task, key + kTilesAhead * lanes));
     score_tile<V, kType>(task, queries, place_of(task, key), out);
   }
-  const float* weights[kTileRows];
+  const float* weights[kMaxQueries];
   for (int q = 0; q < task.num_queries; q++) {
     if (task.path[q] != nullptr)  // ascending, so nothing is read after it was overwritten
       for (int i = base > task.context ? base - task.context : 0; i < task.count[q] - task.context; i++)

@@ -40,13 +40,13 @@ double read_bandwidth(int num_threads, size_t num_bytes) {
   std::atomic<uint64_t> total{0};
   std::array<Clock::time_point, kGroups * kPassesPerGroup + 1> ends;
 
-  team.run([&](int) {
+  team.run([&](int thread) {
     const auto write = [&](int piece) { std::fill_n(words + piece * kPieceWords, kPieceWords, uint64_t{1}); };
     const auto read = [&](int piece) {
       total.fetch_add(sum(words + piece * kPieceWords, kPieceWords), std::memory_order_relaxed);
     };
-    team.each(static_cast<int>(pieces), write);  // takes the pages
-    for (Clock::time_point& end : ends) team.each(static_cast<int>(pieces), read, [&] { end = Clock::now(); });
+    team.each(thread, static_cast<int>(pieces), write);  // takes the pages
+    for (Clock::time_point& end : ends) team.each(thread, static_cast<int>(pieces), read, [&] { end = Clock::now(); });
   });
   // Also what keeps the compiler from dropping the reads.
   if (total != pieces * kPieceWords * ends.size()) return 0.0;

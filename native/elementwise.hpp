@@ -65,7 +65,7 @@ void quantise(const float* x, int n, size_t groups, const QuantisedRow& row) {
     const float scale = largest / 127.0f;
     const typename V::F inverse = V::set1(largest > 0 ? 127.0f / largest : 0.0f);
     const typename V::I a = V::to_int(V::mul(first, inverse)), b = V::to_int(V::mul(second, inverse));
-    const size_t at = g * kTileRows;
+    const size_t at = g * kBlockRows;
     V::store_i8(row.quants + at * kGroup, a);
     V::store_i8(row.quants + at * kGroup + kLanes, b);
     const int32_t sum_a = V::sum_i(a), sum_b = V::sum_i(b);

@@ -1,8 +1,9 @@
 // Packed weight formats: how a matrix lies in memory for the kernels.
 //
-// W [outputs, inputs] is cut into panels of 16 outputs, the lanes of a vector. A panel is one stream of units, each the
-// scales of some groups (32 inputs) and then their quants, so that a kernel reads straight ahead and every load lies in
-// one cache line. Outputs are padded with zeros to whole panels, inputs to whole units. docs/native.md draws the layouts.
+// W [outputs, inputs] is cut into panels of 16 outputs, the lanes of a vector. A panel is a row of units, each the scales
+// of some groups (32 inputs) and then their quants; in float formats a unit is one input. The units of two panels take
+// turns, so that a kernel reads both as one stream, and every load of quants lies in one cache line. Outputs are padded
+// with zeros to whole pairs of panels, inputs to whole units. docs/native.md draws the layouts.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +46,7 @@ constexpr size_t quant_bytes(Quants quants) {  // of a group
   return quants == Quants::kU4 ? 256 : quants == Quants::kU6 ? 384 : quants == Quants::kU8 ? 512 : 0;
 }
 
-// Groups of a unit; a panel of Channel scales has them once, before all of its groups.
+// Groups of a unit; 0 = all that a panel has.
 constexpr size_t unit_groups(Scales scales) {
   switch (scales) {
     case Scales::kHalf: return 2;
@@ -82,24 +83,27 @@ struct Matrix {
   }
   size_t groups() const { return padded_inputs() / kGroup; }
   int panels() const { return (outputs + kLanes - 1) / kLanes; }
-  size_t panel_bytes() const {
-    if (is_quantised(format)) return quants_at(groups());
-    return (static_cast<size_t>(inputs) * kLanes * traits(format).element_bytes + 63) / 64 * 64;
+  size_t unit_size() const {  // groups
+    const size_t size = unit_groups(traits(format).scales);
+    return size == 0 ? groups() : size;
   }
-  size_t bytes() const { return panel_bytes() * panels(); }
-  const uint8_t* panel(int index) const { return data + panel_bytes() * index; }
-  // Within a panel: the quants of a group, and the scales of the unit that it belongs to. What would follow the last
-  // group starts where the panel ends.
+  size_t unit_bytes() const {
+    const FormatTraits& trait = traits(format);
+    if (!is_quantised(format)) return static_cast<size_t>(kLanes) * trait.element_bytes;
+    return scale_bytes(trait.scales) + unit_size() * quant_bytes(trait.quants);
+  }
+  size_t panel_bytes() const { return unit_bytes() * (is_quantised(format) ? groups() / unit_size() : inputs); }
+  size_t bytes() const { return panel_bytes() * ((panels() + 1) / 2 * 2); }
+
+  // Where a panel's first unit lies in data.
+  size_t panel_at(int panel) const { return panel / 2 * 2 * panel_bytes() + panel % 2 * unit_bytes(); }
+  // From there: the scales of the unit that a group belongs to, a group's quants, an input's elements.
+  size_t scales_at(size_t group) const { return group / unit_size() * 2 * unit_bytes(); }
   size_t quants_at(size_t group) const {
-    const auto [name, quants, scales, zero, element_bytes, multiple] = traits(format);
-    const size_t unit = unit_groups(scales);
-    const size_t headers = unit == 0 ? 1 : group == groups() ? group / unit : group / unit + 1;
-    return headers * scale_bytes(scales) + group * quant_bytes(quants);
+    const FormatTraits& trait = traits(format);
+    return scales_at(group) + scale_bytes(trait.scales) + group % unit_size() * quant_bytes(trait.quants);
   }
-  size_t scales_at(size_t group) const {
-    const size_t unit = unit_groups(traits(format).scales), first = unit == 0 ? 0 : group / unit * unit;
-    return quants_at(first) - scale_bytes(traits(format).scales);
-  }
+  size_t input_at(int input) const { return input * 2 * unit_bytes(); }
 };
 
 }  // namespace paceline

@@ -12,21 +12,23 @@
 
 namespace paceline {
 
-constexpr int kTileRows = 8;  // rows of one GEMM tile, queries of one attention task
+constexpr int kTileRows = 16;  // rows of one GEMM tile
+constexpr int kMaxQueries = 8;  // of one attention task
+constexpr int kBlockRows = 4;  // rows of a register block, two panels wide: more of either would not fit
 
 // Inputs of a GEMM: rows as float32 and, for quantised weights, as int8 in groups of 32 with a scale each. The latter lie
-// in tiles of kTileRows rows, group by group, so that a kernel reads them as one stream too.
+// in blocks of kBlockRows rows, group by group, so that a kernel reads them as one stream too.
 struct Activations {
   const float* values = nullptr;           // [rows, stride], padded with zeros to whole groups
   size_t stride = 0;
-  const int8_t* quants = nullptr;          // [tiles, groups, kTileRows, 32]
-  const float* scales = nullptr;           // [tiles, groups, kTileRows]
-  const float* scaled_sums = nullptr;      // [tiles, groups, kTileRows] scale * sum of the group's quants
-  const int32_t* negative_sums = nullptr;  // [tiles, groups, kTileRows, 2] minus the sum of each half group's quants
+  const int8_t* quants = nullptr;          // [blocks, groups, kBlockRows, 32]
+  const float* scales = nullptr;           // [blocks, groups, kBlockRows]
+  const float* scaled_sums = nullptr;      // [blocks, groups, kBlockRows] scale * sum of the group's quants
+  const int32_t* negative_sums = nullptr;  // [blocks, groups, kBlockRows, 2] minus the sum of each half group's quants
   size_t groups = 0;
 };
 
-// Where one row of quantised inputs is written: its place in the first group of its tile.
+// Where one row of quantised inputs is written: its place in the first group of its block.
 struct QuantisedRow {
   int8_t* quants;
   float* scales;
@@ -57,21 +59,21 @@ struct KVPool {
   size_t head_of(int64_t place, int head) const { return static_cast<size_t>(place / kLanes) * kv_heads + head; }
 };
 
-// Up to kTileRows queries of one request and one K/V head.
+// Up to kMaxQueries queries of one request and one K/V head.
 struct AttentionTask {
   KVPool pool;
   int kv_head = 0;
   const int32_t* blocks = nullptr;  // the request's block table
   int context = 0;                  // keys before this pass
   int num_queries = 0;
-  const float* queries[kTileRows];  // [dim]
-  float* outputs[kTileRows];        // [dim]
-  int first[kTileRows];             // first key seen
-  int count[kTileRows];             // keys from position 0 up to the query's own, itself included
-  const int32_t* path[kTileRows];   // of a tree's node: own key indices seen [count - context], ascending; or none
+  const float* queries[kMaxQueries];  // [dim]
+  float* outputs[kMaxQueries];        // [dim]
+  int first[kMaxQueries];             // first key seen
+  int count[kMaxQueries];             // keys from position 0 up to the query's own, itself included
+  const int32_t* path[kMaxQueries];   // of a tree's node: own key indices seen [count - context], ascending; or none
   float scale = 1;
   float softcap = 0;                // 0 = none
-  float* scratch = nullptr;         // kTileRows * (scratch_stride + dim) floats
+  float* scratch = nullptr;         // kMaxQueries * (scratch_stride + dim) floats
   size_t scratch_stride = 0;        // at least the request's keys + 32
 };
 
@@ -79,8 +81,8 @@ enum class KVType : uint8_t { kF16, kI8 };
 
 struct Kernels {
   const char* name;
-  // tile [rows, 16] = rows row0.. of x times one panel; row0 is a multiple of kTileRows, rows at most that
-  void (*tile[kNumFormats])(const Matrix& w, int panel, const Activations& x, int row0, int rows, float* tile);
+  // tile [panels, kTileRows, 16] = rows row0.. of x times one or two panels; row0 is a multiple of kTileRows
+  void (*tile[kNumFormats])(const Matrix& w, int panel, int panels, const Activations& x, int row0, int rows, float* tile);
   void (*rms_norm)(const float* x, const float* gain, int n, float eps, float* y);
   void (*add)(const float* x, int n, float* y);  // y += x; n is a multiple of 16
   void (*quantise)(const float* x, int n, size_t groups, const QuantisedRow& row);

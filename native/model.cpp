@@ -13,11 +13,22 @@ namespace paceline {
 namespace {
 
 constexpr int kSerialRows = 2;         // up to here one thread does the work between two products: cheaper than a barrier
-constexpr int kPiecesPerThread = 6;    // pieces of a product, so that a delayed thread leaves its share to the others
+constexpr int kPiecesPerThread = 4;    // pieces of a product, so that a delayed thread leaves its share to the others
 constexpr size_t kBlockBytes = 1 << 18;  // activations of the rows that go through a panel together, for the L2 cache
 constexpr int kLogitRows = 32;         // rows whose logits are held at once
 
+constexpr int kPanels = 2;             // that go through a product together
+
 size_t padded(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
+
+int pairs_of(int panels) { return (panels + kPanels - 1) / kPanels; }
+
+// The panels [first, second) of one of several pieces of a product.
+std::pair<int, int> share(int panels, int pieces, int piece) {
+  const int64_t pairs = pairs_of(panels);
+  return {static_cast<int>(pairs * piece / pieces) * kPanels,
+          std::min(panels, static_cast<int>(pairs * (piece + 1) / pieces) * kPanels)};
+}
 
 }  // namespace
 
@@ -25,7 +36,7 @@ Rows::Rows(int width) : width_(width), stride_(padded(width, kGroup)), groups_(p
 
 void Rows::reserve(int count) {
   values_.reserve(count * stride_);
-  const size_t tiled = padded(count, kTileRows) * groups_;
+  const size_t tiled = padded(count, kBlockRows) * groups_;
   quants_.reserve(tiled * kGroup);
   scales_.reserve(tiled);
   scaled_sums_.reserve(tiled);
@@ -33,7 +44,7 @@ void Rows::reserve(int count) {
 }
 
 void Rows::quantise(const Kernels& kernels, int index) {
-  const size_t at = index / kTileRows * groups_ * kTileRows + index % kTileRows;
+  const size_t at = index / kBlockRows * groups_ * kBlockRows + index % kBlockRows;
   kernels.quantise(row(index), width_, groups_,
                    {quants_.data() + at * kGroup, scales_.data() + at, scaled_sums_.data() + at,
                     negative_sums_.data() + 2 * at});
@@ -146,44 +157,55 @@ void Model::prepare(Pass& pass) {
       pass.counts[start + i] = context + static_cast<int>(path.size());
       pass.paths[start + i] = path.data();
     }
-    for (int first = 0; first < own * group; first += kTileRows)
+    for (int first = 0; first < own * group; first += kMaxQueries)
       for (int head = 0; head < config_.num_kv_heads; head++)
-        pass.pieces.push_back({r, head, first, std::min(kTileRows, own * group - first)});
+        pass.pieces.push_back({r, head, first, std::min(kMaxQueries, own * group - first)});
   }
   for (Scratch& scratch : scratch_) {
-    scratch.scores.reserve(kTileRows * (padded(most_keys + 2 * kLanes, kLanes) + dim_));
+    scratch.scores.reserve(kMaxQueries * (padded(most_keys + 2 * kLanes, kLanes) + dim_));
     scratch.head.reserve(2 * dim_);
-    scratch.outputs.reserve(kTileRows * dim_);
+    scratch.outputs.reserve(kMaxQueries * dim_);
   }
 }
 
 // Pieces of a stage, then what comes after it for each row.
 template <class Body, class Row>
-void Model::stage(int pieces, const Body& body, int rows, const Row& row) {
+void Model::stage(int thread, int pieces, const Body& body, int rows, const Row& row) {
   if (rows <= kSerialRows) {
-    threads_.each(pieces, body, [&] {
+    threads_.each(thread, pieces, body, [&] {
       for (int i = 0; i < rows; i++) row(i);
     });
   } else {
-    threads_.each(pieces, body);
-    threads_.each(rows, row);
+    threads_.each(thread, pieces, body);
+    each_row(thread, rows, row);
   }
+}
+
+// By whole blocks where they are enough for all threads: those share cache lines.
+template <class Row>
+void Model::each_row(int thread, int rows, const Row& row) {
+  const int size = rows > kBlockRows * (threads_.num_threads() - 1) ? kBlockRows : 1;
+  threads_.each(thread, (rows + size - 1) / size, [&](int piece) {
+    for (int i = piece * size; i < std::min(rows, (piece + 1) * size); i++) row(i);
+  });
 }
 
 // Panels [first_panel, last_panel) of w times all rows: store(row, panel, values [16]) for each.
 template <class Epilogue>
 void Model::multiply(const Matrix& w, const Activations& x, int rows, int first_panel, int last_panel,
                      const Epilogue& store) {
-  alignas(64) float tile[kTileRows * kLanes];
+  alignas(64) float tile[kPanels * kTileRows * kLanes];
   const size_t row_bytes = is_quantised(w.format) ? x.groups * kGroup : x.stride * sizeof(float);
   const int block = std::max<int>(kTileRows, static_cast<int>(kBlockBytes / row_bytes) / kTileRows * kTileRows);
   for (int begin = 0; begin < rows; begin += block) {
     const int end = std::min(rows, begin + block);
-    for (int panel = first_panel; panel < last_panel; panel++) {
+    for (int panel = first_panel, panels = 0; panel < last_panel; panel += panels) {
+      panels = std::min(kPanels - panel % kPanels, last_panel - panel);
       for (int row = begin; row < end; row += kTileRows) {
         const int count = std::min(kTileRows, end - row);
-        kernels_.tile[static_cast<int>(w.format)](w, panel, x, row, count, tile);
-        for (int i = 0; i < count; i++) store(row + i, panel, tile + i * kLanes);
+        kernels_.tile[static_cast<int>(w.format)](w, panel, panels, x, row, count, tile);
+        for (int p = 0; p < panels; p++)
+          for (int i = 0; i < count; i++) store(row + i, panel + p, tile + (p * kTileRows + i) * kLanes);
       }
     }
   }
@@ -191,7 +213,7 @@ void Model::multiply(const Matrix& w, const Activations& x, int rows, int first_
 
 void Model::run(Pass& pass, int thread) {
   const Batch& batch = pass.batch;
-  threads_.each(pass.rows, [&](int row) {
+  each_row(thread, pass.rows, [&](int row) {
     unpack_row(config_.embedding, batch.token_ids[row], hidden_.row(row));
     if (config_.embedding_scale != 1.0f)
       for (int i = 0; i < config_.hidden_size; i++) hidden_.row(row)[i] *= config_.embedding_scale;
@@ -233,11 +255,7 @@ void Model::run_layer(Pass& pass, size_t at, int thread) {
   const Layer& layer = config_.layers[number];
   const KVPool& pool = pools_[number];
 
-  const auto pieces_of = [&](int panels) { return std::min(panels, threads_.num_threads() * kPiecesPerThread); };
-  const auto share = [](int panels, int pieces, int piece) {
-    return std::pair{static_cast<int>(static_cast<int64_t>(panels) * piece / pieces),
-                     static_cast<int>(static_cast<int64_t>(panels) * (piece + 1) / pieces)};
-  };
+  const auto pieces_of = [&](int panels) { return std::min(pairs_of(panels), threads_.num_threads() * kPiecesPerThread); };
   const auto into = [](Rows& rows_out) {
     return [&rows_out](int row, int panel, const float* values) {
       std::copy_n(values, kLanes, rows_out.row(row) + panel * kLanes);
@@ -257,7 +275,7 @@ void Model::run_layer(Pass& pass, size_t at, int thread) {
   Rows* projected[] = {&q_, &k_, &v_};
   const int qkv_panels = layer.q.panels() + layer.k.panels() + layer.v.panels(), qkv_pieces = pieces_of(qkv_panels);
   stage(
-      qkv_pieces,
+      thread, qkv_pieces,
       [&](int piece) {
         auto [begin, end] = share(qkv_panels, qkv_pieces, piece);
         for (int i = 0; i < 3; i++) {
@@ -271,14 +289,14 @@ void Model::run_layer(Pass& pass, size_t at, int thread) {
       rows, [&](int row) { cache_row(layer, pool, pass, row, thread); });
 
   stage(
-      static_cast<int>(pass.pieces.size()), [&](int piece) { attend(layer, pool, pass, piece, thread); }, rows,
+      thread, static_cast<int>(pass.pieces.size()), [&](int piece) { attend(layer, pool, pass, piece, thread); }, rows,
       [&](int row) {
         if (is_quantised(layer.output.format)) attended_.quantise(kernels_, row);
       });
 
   const int output_pieces = pieces_of(layer.output.panels());
   stage(
-      output_pieces,
+      thread, output_pieces,
       [&](int piece) {
         const auto [begin, end] = share(layer.output.panels(), output_pieces, piece);
         multiply(layer.output, attended_.view(), rows, begin, end, into_residual);
@@ -292,7 +310,7 @@ void Model::run_layer(Pass& pass, size_t at, int thread) {
 
   const int inner_pieces = pieces_of(layer.gate.panels());
   stage(
-      inner_pieces,
+      thread, inner_pieces,
       [&](int piece) {
         const auto [begin, end] = share(layer.gate.panels(), inner_pieces, piece);
         multiply(layer.gate, normed_.view(), rows, begin, end, into(inner_));
@@ -308,7 +326,7 @@ void Model::run_layer(Pass& pass, size_t at, int thread) {
 
   const int down_pieces = pieces_of(layer.down.panels());
   stage(
-      down_pieces,
+      thread, down_pieces,
       [&](int piece) {
         const auto [begin, end] = share(layer.down.panels(), down_pieces, piece);
         multiply(layer.down, inner_.view(), rows, begin, end, into_residual);
@@ -387,22 +405,21 @@ void Model::attend(const Layer& layer, const KVPool& pool, Pass& pass, int index
 void Model::sample(Pass& pass, int thread) {
   const Batch& batch = pass.batch;
   const int width = static_cast<int>(padded(config_.vocab_size, kLanes));
-  const int panels = config_.head.panels(), pieces = std::min(panels, threads_.num_threads() * kPiecesPerThread);
+  const int panels = config_.head.panels(), pieces = std::min(pairs_of(panels), threads_.num_threads() * kPiecesPerThread);
   for (int begin = 0; begin < batch.num_rows; begin += kLogitRows) {
     const int count = std::min(kLogitRows, batch.num_rows - begin);
-    threads_.each(count, [&](int i) {
+    each_row(thread, count, [&](int i) {
       const float* row = hidden_.row(batch.logit_rows[begin + i]);
       kernels_.rms_norm(row, config_.final_norm, config_.hidden_size, config_.norm_eps, final_.row(i));
       if (is_quantised(config_.head.format)) final_.quantise(kernels_, i);
     });
-    threads_.each(pieces, [&](int piece) {
-      multiply(config_.head, final_.view(), count, static_cast<int>(static_cast<int64_t>(panels) * piece / pieces),
-               static_cast<int>(static_cast<int64_t>(panels) * (piece + 1) / pieces),
-               [&](int row, int panel, const float* values) {
+    threads_.each(thread, pieces, [&](int piece) {
+      const auto [first, last] = share(panels, pieces, piece);
+      multiply(config_.head, final_.view(), count, first, last, [&](int row, int panel, const float* values) {
                  std::copy_n(values, kLanes, logits_.data() + static_cast<size_t>(row) * width + panel * kLanes);
                });
     });
-    threads_.each(count, [&](int i) {
+    threads_.each(thread, count, [&](int i) {
       float* row = logits_.data() + static_cast<size_t>(i) * width;
       if (config_.final_softcap > 0) kernels_.softcap(row, width, config_.final_softcap);
       if (pass.outputs.logits != nullptr)

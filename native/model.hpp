@@ -100,7 +100,7 @@ class Model {
 
  private:
   struct Pass;   // what the threads of a pass share
-  struct Piece;  // up to kTileRows queries of one request
+  struct Piece;  // up to kMaxQueries queries of one request
 
   void prepare(Pass& pass);
   void run(Pass& pass, int thread);
@@ -111,8 +111,10 @@ class Model {
   void sample(Pass& pass, int thread);
   template <class Epilogue>
   void multiply(const Matrix& w, const Activations& x, int rows, int first_panel, int last_panel, const Epilogue& store);
+  template <class Row>
+  void each_row(int thread, int rows, const Row& row);
   template <class Body, class Row>
-  void stage(int pieces, const Body& body, int rows, const Row& row);
+  void stage(int thread, int pieces, const Body& body, int rows, const Row& row);
 
   struct Scratch {  // of one thread
     Array<float> scores, head, outputs;

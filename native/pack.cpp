@@ -88,7 +88,7 @@ PackedMatrix pack(Format format, int outputs, int inputs, PanelFunction pack_pan
     const uint8_t* rows[kLanes];
     const int first = panel * kLanes, lanes = std::min(kLanes, outputs - first);
     for (int lane = 0; lane < lanes; ++lane) rows[lane] = row(first + lane);
-    if (!pack_panel(rows, lanes, matrix, packed.data() + matrix.panel_bytes() * panel)) finite = false;
+    if (!pack_panel(rows, lanes, matrix, packed.data() + matrix.panel_at(panel))) finite = false;
   });
   if (!finite) throw std::domain_error("NaN or infinite values");
   return packed;
@@ -141,7 +141,7 @@ template <class Bits, class ToFloat>
 void unpack_elements(const Matrix& matrix, const uint8_t* panel, int lane, float* values, const ToFloat& to_float) {
   for (int k = 0; k < matrix.inputs; ++k) {
     Bits bits;
-    std::memcpy(&bits, panel + (static_cast<size_t>(k) * kLanes + lane) * sizeof(Bits), sizeof(Bits));
+    std::memcpy(&bits, panel + matrix.input_at(k) + lane * sizeof(Bits), sizeof(Bits));
     values[k] = to_float(bits);
   }
 }
@@ -191,7 +191,7 @@ PackedMatrix pack_floats(const float* values, int outputs, int inputs, Format fo
 }
 
 void unpack_row(const Matrix& matrix, int row, float* values) {
-  const uint8_t* panel = matrix.panel(row / kLanes);
+  const uint8_t* panel = matrix.data + matrix.panel_at(row / kLanes);
   const int lane = row % kLanes;
   switch (matrix.format) {
     case Format::kF32:

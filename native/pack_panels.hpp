@@ -1,7 +1,7 @@
 // Panels of 16 outputs, written from rows of ggml blocks or floats. Layouts: format.hpp.
 //
-// A panel function takes the source rows of its lanes (16, or fewer in the last panel) and a panel of zeros; it returns
-// whether all values are finite.
+// A panel function takes the source rows of its lanes (16, or fewer in the last panel) and where its panel starts, in
+// memory of zeros; it returns whether all values are finite.
 #pragma once
 
 #include <algorithm>
@@ -98,8 +98,9 @@ inline bool pack_q2_k(const uint8_t* const* rows, int lanes, const Matrix& matri
       const uint8_t* bytes = rows[lane] + static_cast<size_t>(block) * Block::kBytes;
       finite &= is_finite_half(ggml::half_at(bytes + 80)) && is_finite_half(ggml::half_at(bytes + 82));
       Block::values(bytes, w);
-      uint8_t* out = panel + (static_cast<size_t>(block) * Block::kInputs * kLanes + lane) * sizeof(float);
-      for (int i = 0; i < Block::kInputs; ++i) std::memcpy(out + i * kLanes * sizeof(float), w + i, sizeof(float));
+      for (int i = 0; i < Block::kInputs; ++i) {
+        std::memcpy(panel + matrix.input_at(block * Block::kInputs + i) + lane * sizeof(float), w + i, sizeof(float));
+      }
     }
   }
   return finite;
@@ -115,7 +116,7 @@ bool pack_elements(const uint8_t* const* rows, int lanes, const Matrix& matrix, 
       std::memcpy(column + lane, rows[lane] + k * sizeof(Bits), sizeof(Bits));
       finite &= (column[lane] & kExponent) != kExponent;
     }
-    std::memcpy(panel + k * sizeof(column), column, sizeof(column));
+    std::memcpy(panel + matrix.input_at(k), column, sizeof(column));
   }
   return finite;
 }
@@ -132,7 +133,7 @@ bool pack_rounded(const uint8_t* const* rows, int lanes, const Matrix& matrix, u
       column[lane] = value == value ? kRound(value) : kExponent;
       finite &= (column[lane] & kExponent) != kExponent;
     }
-    std::memcpy(panel + k * sizeof(column), column, sizeof(column));
+    std::memcpy(panel + matrix.input_at(k), column, sizeof(column));
   }
   return finite;
 }

@@ -29,7 +29,8 @@ int usable_cores() {
   return count > 0 ? static_cast<int>(count) : 1;
 }
 
-ThreadPool::ThreadPool(int num_threads) : spins_(num_threads <= usable_cores() ? kSpins : 0) {
+ThreadPool::ThreadPool(int num_threads)
+    : spins_(num_threads <= usable_cores() ? kSpins : 0), shares_(num_threads) {
   for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { serve(i); });
 }
 
@@ -45,7 +46,7 @@ void ThreadPool::run(const std::function<void(int)>& work) {
   pass_.fetch_add(1, std::memory_order_release);
   wake_all(pass_);
   work(0);
-  each(0, [](int) {});  // nobody may still be in work when it goes away
+  each(0, 0, [](int) {});  // nobody may still be in work when it goes away
 }
 
 void ThreadPool::serve(int index) {
@@ -53,7 +54,7 @@ void ThreadPool::serve(int index) {
     wait_while(pass_, seen);
     if (closing_.load()) return;
     (*work_)(index);
-    each(0, [](int) {});
+    each(index, 0, [](int) {});
   }
 }
 

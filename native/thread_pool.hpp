@@ -9,8 +9,9 @@
 
 namespace paceline {
 
-// Between passes the threads sleep; within one they spin for a moment at each barrier before they sleep. The pieces of
-// a stage are claimed one by one, so that a thread whose core is busy elsewhere holds up no more than its last piece.
+// Between passes the threads sleep; within one they spin for a moment at each barrier before they sleep. Of the pieces of
+// a stage each thread has a share that it takes one by one, undisturbed, and then what is left of the others': a thread
+// whose core is busy elsewhere holds up no more than its last piece.
 class ThreadPool {
  public:
   // The team counts the caller of run. Threads beyond the process's cores never spin.
@@ -24,18 +25,18 @@ class ThreadPool {
   // Every thread calls work(thread index) once; returns when all have. Not for two callers at once.
   void run(const std::function<void(int)>& work);
 
-  // To be called by all threads within run alike: body(i) for each i in 0..pieces-1, by whichever thread comes first,
+  // To be called by all threads within run alike, each with its index: body(i) for each i in 0..pieces-1, by whichever thread comes first,
   // then last() by one of them; returns when both are done.
   template <class Body, class Last>
-  void each(int pieces, const Body& body, const Last& last) {
-    for (int i = next_.fetch_add(1, std::memory_order_relaxed); i < pieces;
-         i = next_.fetch_add(1, std::memory_order_relaxed))
-      body(i);
+  void each(int thread, int pieces, const Body& body, const Last& last) {
     const uint32_t stage = stage_.load(std::memory_order_relaxed);
+    for (int i = 0; i < num_threads(); i++) {
+      const int owner = (thread + i) % num_threads();
+      for (int piece = claim(owner, stage, pieces); piece >= 0; piece = claim(owner, stage, pieces)) body(piece);
+    }
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_threads()) {
       last();
       arrived_.store(0, std::memory_order_relaxed);
-      next_.store(0, std::memory_order_relaxed);
       stage_.store(stage + 1, std::memory_order_release);
       wake_all(stage_);
     } else {
@@ -43,17 +44,34 @@ class ThreadPool {
     }
   }
   template <class Body>
-  void each(int pieces, const Body& body) {
-    each(pieces, body, [] {});
+  void each(int thread, int pieces, const Body& body) {
+    each(thread, pieces, body, [] {});
   }
 
  private:
+  // The next piece of a thread's share, or -1. The word holds the stage it is about, since the owner may come last.
+  int claim(int owner, uint32_t stage, int pieces) {
+    const auto begin = static_cast<uint32_t>(static_cast<int64_t>(pieces) * owner / num_threads());
+    const auto end = static_cast<uint32_t>(static_cast<int64_t>(pieces) * (owner + 1) / num_threads());
+    std::atomic<uint64_t>& word = shares_[owner].word;
+    for (uint64_t seen = word.load(std::memory_order_relaxed);;) {
+      const uint32_t next = seen >> 32 == stage ? static_cast<uint32_t>(seen) : begin;
+      if (next >= end) return -1;
+      const uint64_t taken = static_cast<uint64_t>(stage) << 32 | (next + 1);
+      if (word.compare_exchange_weak(seen, taken, std::memory_order_relaxed)) return static_cast<int>(next);
+    }
+  }
+
   void serve(int index);
   void wait_while(const std::atomic<uint32_t>& word, uint32_t value) const;
   void wake_all(std::atomic<uint32_t>& word) const;
 
+  struct alignas(128) Share {  // neighbouring lines are fetched together
+    std::atomic<uint64_t> word{~uint64_t{0}};
+  };
+
   int spins_;
-  alignas(64) std::atomic<int> next_{0};
+  std::vector<Share> shares_;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> stage_{0};
   alignas(64) std::atomic<uint32_t> pass_{0};

@@ -100,13 +100,15 @@ struct Avx2 {
     moved = masked(moved, 0x30);
     return {_mm256_or_si256(nibbles.a, moved.a), _mm256_or_si256(nibbles.b, moved.b)};
   }
+  static I set1_bytes(const int8_t* p) {
+    int32_t four;
+    __builtin_memcpy(&four, p, 4);
+    return {_mm256_set1_epi32(four), _mm256_set1_epi32(four)};
+  }
   // kWide: quants up to 255; otherwise up to 63, whose products fit 16 bits in pairs
   template <bool kWide>
-  static I dot(I acc, I w, const int8_t* x) {
-    int32_t four;
-    __builtin_memcpy(&four, x, 4);
-    const __m256i row = _mm256_set1_epi32(four);
-    return {dot_register<kWide>(acc.a, w.a, row), dot_register<kWide>(acc.b, w.b, row)};
+  static I dot(I acc, I w, I x) {
+    return {dot_register<kWide>(acc.a, w.a, x.a), dot_register<kWide>(acc.b, w.b, x.b)};
   }
   static I add_i(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
   static F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }

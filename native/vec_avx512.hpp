@@ -64,12 +64,15 @@ struct Avx512 {
     const I moved = i < 2 ? _mm512_slli_epi16(plane, 4 - 2 * i) : _mm512_srli_epi16(plane, 2 * i - 4);
     return _mm512_or_si512(nibbles, _mm512_and_si512(moved, _mm512_set1_epi8(0x30)));
   }
-  // acc + 4 unsigned bytes of each lane of w times the 4 signed bytes at x
-  template <bool kWide>
-  static I dot(I acc, I w, const int8_t* x) {
+  static I set1_bytes(const int8_t* p) {  // 4 bytes into each lane
     int32_t four;
-    __builtin_memcpy(&four, x, 4);
-    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
+    __builtin_memcpy(&four, p, 4);
+    return _mm512_set1_epi32(four);
+  }
+  // acc + 4 unsigned bytes of each lane of w times the 4 signed bytes of x's
+  template <bool kWide>
+  static I dot(I acc, I w, I x) {
+    return _mm512_dpbusd_epi32(acc, w, x);
   }
   static I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
   static F to_float(I x) { return _mm512_cvtepi32_ps(x); }

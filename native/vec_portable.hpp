@@ -138,12 +138,18 @@ struct Portable {
       return nibbles.lane[lane] | static_cast<int32_t>(bits << 4);
     });
   }
+  static I set1_bytes(const int8_t* p) {
+    int32_t four;
+    std::memcpy(&four, p, 4);
+    return each_i([&](int) { return four; });
+  }
   template <bool kWide>
-  static I dot(I acc, I w, const int8_t* x) {
-    uint8_t bytes[64];
-    std::memcpy(bytes, &w, 64);
-    for (int i = 0; i < 16; i++)
-      for (int j = 0; j < 4; j++) acc.lane[i] += static_cast<int32_t>(bytes[4 * i + j]) * x[j];
+  static I dot(I acc, I w, I x) {
+    uint8_t unsigned_bytes[64];
+    int8_t signed_bytes[64];
+    std::memcpy(unsigned_bytes, &w, 64);
+    std::memcpy(signed_bytes, &x, 64);
+    for (int i = 0; i < 64; i++) acc.lane[i / 4] += static_cast<int32_t>(unsigned_bytes[i]) * signed_bytes[i];
     return acc;
   }
   static I add_i(I a, I b) {
