@@ -69,7 +69,8 @@ constexpr size_t scale_bytes(Scales scales) {  // of a unit
   return 0;
 }
 
-// A packed matrix; owns nothing.
+// A packed matrix; owns nothing. What kernels call of it is always inlined: the linker could keep a copy that was compiled
+// for newer machines.
 struct Matrix {
   Format format = Format::kF32;
   int outputs = 0;
@@ -77,26 +78,30 @@ struct Matrix {
   const uint8_t* data = nullptr;
   const float* bias = nullptr;  // [outputs padded to whole panels], or none
 
-  size_t padded_inputs() const {
+  [[gnu::always_inline]] size_t padded_inputs() const {
     const size_t multiple = traits(format).inputs_multiple;
     return (inputs + multiple - 1) / multiple * multiple;
   }
-  size_t groups() const { return padded_inputs() / kGroup; }
+  [[gnu::always_inline]] size_t groups() const { return padded_inputs() / kGroup; }
   int panels() const { return (outputs + kLanes - 1) / kLanes; }
-  size_t unit_size() const {  // groups
+  [[gnu::always_inline]] size_t unit_size() const {  // groups
     const size_t size = unit_groups(traits(format).scales);
     return size == 0 ? groups() : size;
   }
-  size_t unit_bytes() const {
+  [[gnu::always_inline]] size_t unit_bytes() const {
     const FormatTraits& trait = traits(format);
     if (!is_quantised(format)) return static_cast<size_t>(kLanes) * trait.element_bytes;
     return scale_bytes(trait.scales) + unit_size() * quant_bytes(trait.quants);
   }
-  size_t panel_bytes() const { return unit_bytes() * (is_quantised(format) ? groups() / unit_size() : inputs); }
+  [[gnu::always_inline]] size_t panel_bytes() const {
+    return unit_bytes() * (is_quantised(format) ? groups() / unit_size() : inputs);
+  }
   size_t bytes() const { return panel_bytes() * ((panels() + 1) / 2 * 2); }
 
   // Where a panel's first unit lies in data.
-  size_t panel_at(int panel) const { return panel / 2 * 2 * panel_bytes() + panel % 2 * unit_bytes(); }
+  [[gnu::always_inline]] size_t panel_at(int panel) const {
+    return panel / 2 * 2 * panel_bytes() + panel % 2 * unit_bytes();
+  }
   // From there: the scales of the unit that a group belongs to, a group's quants, an input's elements.
   size_t scales_at(size_t group) const { return group / unit_size() * 2 * unit_bytes(); }
   size_t quants_at(size_t group) const {

@@ -2,9 +2,9 @@
 
 #include <array>
 #include <atomic>
+#include <exception>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -72,7 +72,7 @@ void in_parallel(int count, size_t bytes, const Work& work) {
   try {
     const size_t threads = bytes < (size_t{1} << 18) ? 1 : std::thread::hardware_concurrency();
     while (helpers.size() + 1 < threads) helpers.emplace_back(run);
-  } catch (const std::system_error&) {  // the system refuses more threads: those that there are do it all
+  } catch (const std::exception&) {  // the system refuses more threads: those that there are do it all
   }
   run();
   for (std::thread& helper : helpers) helper.join();

@@ -67,7 +67,11 @@ RowSampler::RowSampler(const Kernels& kernels, int vocab_size)
       vocab_size_(vocab_size),
       raw_max_(vocabulary_blocks(vocab_size)),
       adjusted_max_(raw_max_.size()),
-      ids_(new int32_t[vocab_size]) {}
+      ids_(new int32_t[vocab_size]) {
+  ordered_max_.reserve(raw_max_.size());
+  adjusted_.reserve(vocab_size);
+  keys_.reserve(vocab_size);
+}
 
 void RowSampler::sample(const float* logits, const RowParams& params, RowResult& result) {
   bool finite;
