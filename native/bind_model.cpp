@@ -18,11 +18,6 @@
 namespace paceline {
 namespace {
 
-template <class T>
-using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Table = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
 void require(bool holds, const char* rule) {
   if (!holds) throw std::invalid_argument(rule);
 }

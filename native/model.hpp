@@ -74,7 +74,6 @@ class Rows {
   explicit Rows(int width);
   void reserve(int count);
   float* row(int index) { return values_.data() + index * stride_; }
-  size_t stride() const { return stride_; }
   void quantise(const Kernels& kernels, int index);
   Activations view() const;
 
