@@ -55,7 +55,12 @@ def test_passes_and_trees(seed: int) -> None:
     options = {"kv_cache_dtype": rng.choice(["float16", "int8"]), "isa": rng.choice(instruction_sets())}
     block_size = rng.choice([1, 2, 8, 16, 32, 64])
     runner = NativeRunner(
-        spec, weights, num_blocks=2 * CONTEXT // block_size, block_size=block_size, num_threads=rng.randint(1, 8), **options
+        spec,
+        weights,
+        num_blocks=2 * CONTEXT // block_size,
+        block_size=block_size,
+        num_threads=rng.randint(1, 8),
+        **options,
     )
     plain = PlainRows(NativeRunner(spec, weights, num_blocks=CONTEXT // 16, num_threads=1, **options))
     table = rng.sample(range(runner.kv.num_blocks), runner.kv.num_blocks)

@@ -91,7 +91,9 @@ class NativeRunner:
                 "lower kv_cache_memory, max_num_seqs or max_model_len."
             ) from error
         except RuntimeError as error:
-            raise ConfigError(f"the system refuses to start {num_threads} threads ({error}): lower num_threads.") from error
+            raise ConfigError(
+                f"the system refuses to start {num_threads} threads ({error}): lower num_threads."
+            ) from error
         self._all_layers = np.arange(spec.num_layers, dtype=np.int32)
 
     @property
