@@ -69,7 +69,8 @@ constexpr size_t scale_bytes(Scales scales) {  // of a unit
   return 0;
 }
 
-// A packed matrix; owns nothing.
+// A packed matrix; owns nothing. Kernels inline all that they call of it: a copy that one of them left for the linker
+// would have its instruction set.
 struct Matrix {
   Format format = Format::kF32;
   int outputs = 0;
@@ -92,11 +93,15 @@ struct Matrix {
     if (!is_quantised(format)) return static_cast<size_t>(kLanes) * trait.element_bytes;
     return scale_bytes(trait.scales) + unit_size() * quant_bytes(trait.quants);
   }
-  size_t panel_bytes() const { return unit_bytes() * (is_quantised(format) ? groups() / unit_size() : inputs); }
+  [[gnu::always_inline]] size_t panel_bytes() const {
+    return unit_bytes() * (is_quantised(format) ? groups() / unit_size() : inputs);
+  }
   size_t bytes() const { return panel_bytes() * ((panels() + 1) / 2 * 2); }
 
   // Where a panel's first unit lies in data.
-  size_t panel_at(int panel) const { return panel / 2 * 2 * panel_bytes() + panel % 2 * unit_bytes(); }
+  [[gnu::always_inline]] size_t panel_at(int panel) const {
+    return panel / 2 * 2 * panel_bytes() + panel % 2 * unit_bytes();
+  }
   // From there: the scales of the unit that a group belongs to, a group's quants, an input's elements.
   size_t scales_at(size_t group) const { return group / unit_size() * 2 * unit_bytes(); }
   size_t quants_at(size_t group) const {
