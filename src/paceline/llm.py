@@ -69,7 +69,7 @@ class LLM:
             self.runner,
             tokenizer=self.tokenizer,
             verifier=verifier,
-            drafter=_drafter(config, self._model, needs_laws=verifier.needs_laws, progress=progress),
+            drafter=_drafter(config, self._model, self.runner, needs_laws=verifier.needs_laws, progress=progress),
             controller=FixedLength(rule.num_speculative_tokens),
             max_draft_tokens=rule.num_speculative_tokens,
             scheduler=config.scheduler,
@@ -246,7 +246,10 @@ def _check_room(config: EngineConfig, runner: Runner) -> None:
         )
 
 
-def _drafter(config: EngineConfig, target: LoadedModel, *, needs_laws: bool, progress: bool) -> Drafter | None:
+def _drafter(
+    config: EngineConfig, target: LoadedModel, runner: Runner, *, needs_laws: bool, progress: bool
+) -> Drafter | None:
+    """runner: the target's."""
     rule = config.speculation
     if rule.method == "none":
         return None
@@ -260,8 +263,9 @@ def _drafter(config: EngineConfig, target: LoadedModel, *, needs_laws: bool, pro
         own = runners.for_draft_model(config, model)
         context = model.spec.context_length  # where a draft model's ends, it drafts no more
         max_model_len = min(config.max_model_len or context, context)
+        twin = runner if model is target else None
         return DraftModelDrafter(
-            runners.create_runner(model, own, cache=cache, max_model_len=max_model_len, progress=progress),
+            runners.create_runner(model, own, cache=cache, max_model_len=max_model_len, progress=progress, twin=twin),
             rule_needs_law=needs_laws,
             prefix_caching=cache.prefix_caching,
             vocab_size=target.spec.vocab_size,

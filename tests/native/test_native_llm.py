@@ -8,7 +8,7 @@ import pytest
 
 from paceline import LLM, CacheConfig, EngineConfig, SamplingParams
 from paceline.errors import ConfigError
-from paceline.models import runners
+from paceline.models import native_weights, runners
 from paceline.models.loader import load
 
 SMALL = CacheConfig(kv_cache_memory=4 << 20)
@@ -53,3 +53,12 @@ def test_target_and_draft_model_are_quantised_alike(tiny_llama: Path) -> None:
     output = llm.generate("ab ab", SamplingParams(max_tokens=20, ignore_eos=True))[0]
     assert "recovered" not in output.outputs[0].origins
     assert output.metrics.num_accepted_tokens > 10
+
+
+def test_a_model_that_drafts_for_itself_is_in_memory_once(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = []
+    pack_model = native_weights.pack_model
+    monkeypatch.setattr(native_weights, "pack_model", lambda *a, **k: packed.append(a) or pack_model(*a, **k))
+    speculation = {"method": "draft_model", "model": str(tiny_llama)}
+    LLM(str(tiny_llama), config=EngineConfig(num_threads=1, cache=SMALL), speculation=speculation)
+    assert len(packed) == 1

@@ -50,3 +50,11 @@ def test_verify_and_bench(tiny_llama: Path, tmp_path: Path) -> None:
 def test_demo_and_models(tiny_llama: Path) -> None:
     assert "The 5 texts are the same, token for token." in run(tiny_llama, "demo").stdout
     assert "smollm2-135m" in run(tiny_llama, "models").stdout
+
+
+def test_profile(tiny_llama: Path) -> None:
+    common = ("--tokens", "1,3", "--context", "8", "--repeats", "1", *SHORT[2:], "--json")
+    report = json.loads(run(tiny_llama, "profile", str(tiny_llama), *common, "--quantization", "int4").stdout)
+    assert [cost["tokens"] for cost in report["target"]] == [1, 3]
+    assert report["settings"]["engine"] == "native"
+    assert "int4 from float32 safetensors, native engine" in report["model"]

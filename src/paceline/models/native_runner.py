@@ -64,6 +64,7 @@ class NativeRunner:
         if num_threads is not None and not 1 <= num_threads <= _MAX_THREADS:
             raise ConfigError(f"num_threads must be from 1 to {_MAX_THREADS}; got {num_threads}.")
         self._spec = spec
+        self._weights = weights
         context = max_model_len or spec.context_length
         self._max_model_len = min(context, num_blocks * block_size)
         block_bytes = kv_bytes_per_block(spec, block_size=block_size, kv_cache_dtype=kv_cache_dtype)
@@ -115,6 +116,11 @@ class NativeRunner:
     def kv(self) -> KVLayout:
         """Shape of the K/V pool."""
         return self._kv
+
+    @property
+    def weights(self) -> PackedWeights:
+        """What the passes read, for a second runner of the same model."""
+        return self._weights
 
     @property
     def weight_bytes(self) -> int:

@@ -49,15 +49,22 @@ def for_draft_model(config: EngineConfig, model: LoadedModel) -> EngineConfig:
 
 
 def create_runner(
-    model: LoadedModel, config: EngineConfig, *, cache: CacheConfig, max_model_len: int | None, progress: bool
+    model: LoadedModel,
+    config: EngineConfig,
+    *,
+    cache: CacheConfig,
+    max_model_len: int | None,
+    progress: bool,
+    twin: Runner | None = None,
 ) -> Runner:
     """The model on the engine of a resolved config, with as many K/V blocks as the budget of `cache` pays for.
 
-    progress: show a bar while weights are packed. Raises as the runners do.
+    progress: show a bar while weights are packed. twin: a runner of the same model and config; on the native engine
+    both then have the same weights in memory. Raises as the runners do.
     """
     max_model_len = max_model_len or model.spec.context_length
     if config.engine == "native":
-        return _native_runner(model, config, cache, max_model_len, progress=progress)
+        return _native_runner(model, config, cache, max_model_len, progress=progress, twin=twin)
     return _torch_runner(model, config, cache, max_model_len)
 
 
@@ -107,14 +114,23 @@ def _choose(config: EngineConfig) -> str:
 
 
 def _native_runner(
-    model: LoadedModel, config: EngineConfig, cache: CacheConfig, max_model_len: int, *, progress: bool
+    model: LoadedModel,
+    config: EngineConfig,
+    cache: CacheConfig,
+    max_model_len: int,
+    *,
+    progress: bool,
+    twin: Runner | None,
 ) -> NativeRunner:
     from paceline.models.native_runner import NativeRunner, kv_bytes_per_block
     from paceline.models.native_weights import pack_model
 
     assert cache.kv_cache_dtype != "auto", "the config was resolved"
     # First the weights: a share of the memory that they leave free becomes the K/V cache
-    weights = pack_model(model, dtype=config.dtype, quantization=config.quantization, progress=progress)
+    if isinstance(twin, NativeRunner):
+        weights = twin.weights
+    else:
+        weights = pack_model(model, dtype=config.dtype, quantization=config.quantization, progress=progress)
     num_blocks = plan_blocks(
         cache,
         bytes_per_block=kv_bytes_per_block(
