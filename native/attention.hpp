@@ -16,39 +16,48 @@ inline typename V::F load_kv(const void* base, size_t index) {
   return V::load_i8(static_cast<const int8_t*>(base) + index);
 }
 
-// Scores of one tile of 16 keys for all queries: out[q][0..15]. queries is [dim, kMaxQueries].
-template <class V, KVType kType, int kQueries>
-inline void score_tile(const AttentionTask& task, const float* queries, int64_t place, float* const* out) {
+// Scores of one or two tiles of 16 keys for all queries: out[q][0..15] and on. queries is [dim, kMaxQueries].
+template <class V, KVType kType, int kTiles, int kQueries>
+inline void score_tiles(const AttentionTask& task, const float* queries, const int64_t* places, float* const* out) {
   using F = typename V::F;
   const KVPool& pool = task.pool;
-  const size_t start = pool.tile_at(place, task.kv_head);
-  F sums[kQueries];
-  for (int q = 0; q < kQueries; q++) sums[q] = V::zero();
-  for (int d = 0; d < pool.dim; d++) {
-    const F keys = load_kv<V, kType>(pool.data, start + static_cast<size_t>(d) * kLanes);
-    for (int q = 0; q < kQueries; q++) sums[q] = V::fma(keys, V::set1(queries[d * kMaxQueries + q]), sums[q]);
+  size_t start[kTiles];
+  F sums[kTiles][kQueries];
+  for (int t = 0; t < kTiles; t++) {
+    start[t] = pool.tile_at(places[t], task.kv_head);
+    for (int q = 0; q < kQueries; q++) sums[t][q] = V::zero();
   }
-  F factor = V::set1(task.scale);
-  if constexpr (kType == KVType::kI8)
-    factor = V::mul(factor, V::load(pool.scales + pool.scales_at(place, task.kv_head)));
-  for (int q = 0; q < kQueries; q++) {
-    F score = V::mul(sums[q], factor);
-    if (task.softcap > 0) score = V::mul(tanh_of<V>(V::div(score, V::set1(task.softcap))), V::set1(task.softcap));
-    V::store(out[q], score);
+  for (int d = 0; d < pool.dim; d++) {
+    F keys[kTiles];
+    for (int t = 0; t < kTiles; t++) keys[t] = load_kv<V, kType>(pool.data, start[t] + static_cast<size_t>(d) * kLanes);
+    for (int q = 0; q < kQueries; q++) {
+      const F query = V::set1(queries[d * kMaxQueries + q]);
+      for (int t = 0; t < kTiles; t++) sums[t][q] = V::fma(keys[t], query, sums[t][q]);
+    }
+  }
+  for (int t = 0; t < kTiles; t++) {
+    F factor = V::set1(task.scale);
+    if constexpr (kType == KVType::kI8)
+      factor = V::mul(factor, V::load(pool.scales + pool.scales_at(places[t], task.kv_head)));
+    for (int q = 0; q < kQueries; q++) {
+      F score = V::mul(sums[t][q], factor);
+      if (task.softcap > 0) score = V::mul(tanh_of<V>(V::div(score, V::set1(task.softcap))), V::set1(task.softcap));
+      V::store(out[q] + t * kLanes, score);
+    }
   }
 }
 
-template <class V, KVType kType>
-inline void score_tile(const AttentionTask& task, const float* queries, int64_t place, float* const* out) {
+template <class V, KVType kType, int kTiles>
+inline void score_tiles(const AttentionTask& task, const float* queries, const int64_t* places, float* const* out) {
   switch (task.num_queries) {
-    case 1: score_tile<V, kType, 1>(task, queries, place, out); break;
-    case 2: score_tile<V, kType, 2>(task, queries, place, out); break;
-    case 3: score_tile<V, kType, 3>(task, queries, place, out); break;
-    case 4: score_tile<V, kType, 4>(task, queries, place, out); break;
-    case 5: score_tile<V, kType, 5>(task, queries, place, out); break;
-    case 6: score_tile<V, kType, 6>(task, queries, place, out); break;
-    case 7: score_tile<V, kType, 7>(task, queries, place, out); break;
-    default: score_tile<V, kType, 8>(task, queries, place, out); break;
+    case 1: score_tiles<V, kType, kTiles, 1>(task, queries, places, out); break;
+    case 2: score_tiles<V, kType, kTiles, 2>(task, queries, places, out); break;
+    case 3: score_tiles<V, kType, kTiles, 3>(task, queries, places, out); break;
+    case 4: score_tiles<V, kType, kTiles, 4>(task, queries, places, out); break;
+    case 5: score_tiles<V, kType, kTiles, 5>(task, queries, places, out); break;
+    case 6: score_tiles<V, kType, kTiles, 6>(task, queries, places, out); break;
+    case 7: score_tiles<V, kType, kTiles, 7>(task, queries, places, out); break;
+    default: score_tiles<V, kType, kTiles, 8>(task, queries, places, out); break;
   }
 }
 
@@ -134,8 +143,15 @@ inline void score(const AttentionTask& task, int base, int last, int lanes, floa
   for (int key = base; key < last; key += lanes) {  // ascending: what a short tile writes beyond its lanes is overwritten
     float* out[kMaxQueries];
     for (int q = 0; q < task.num_queries; q++) out[q] = rows[q] + (key - base);
-    if (key + kTilesAhead * lanes < last) prefetch_tile<V, kType>(task, place_of(task, key + kTilesAhead * lanes));
-    score_tile<V, kType>(task, queries, place_of(task, key), out);
+    for (int ahead = key + kTilesAhead * lanes; ahead < last && ahead < key + (kTilesAhead + 2) * lanes; ahead += lanes)
+      prefetch_tile<V, kType>(task, place_of(task, ahead));
+    const int64_t places[] = {place_of(task, key), lanes == kLanes && key + lanes < last ? place_of(task, key + lanes) : -1};
+    if (places[1] >= 0) {
+      score_tiles<V, kType, 2>(task, queries, places, out);
+      key += lanes;
+    } else {
+      score_tiles<V, kType, 1>(task, queries, places, out);
+    }
   }
 }
 
