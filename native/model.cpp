@@ -160,8 +160,8 @@ void Model::prepare(Pass& pass) {
       pass.counts[start + i] = context + static_cast<int>(path.size());
       pass.paths[start + i] = path.data();
     }
-    for (int first = 0; first < own * group; first += kMaxQueries)
-      for (int head = 0; head < config_.num_kv_heads; head++)
+    for (int head = 0; head < config_.num_kv_heads; head++)  // outside: a thread's share has few heads, whose K/V it keeps
+      for (int first = 0; first < own * group; first += kMaxQueries)
         pass.pieces.push_back({r, head, first, std::min(kMaxQueries, own * group - first)});
   }
   for (Scratch& scratch : scratch_) {
