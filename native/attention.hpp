@@ -16,39 +16,48 @@ inline typename V::F load_kv(const void* base, size_t index) {
   return V::load_i8(static_cast<const int8_t*>(base) + index);
 }
 
-// Scores of one tile of 16 keys for all queries: out[q][0..15]. queries is [dim, kMaxQueries].
-template <class V, KVType kType, int kQueries>
-inline void score_tile(const AttentionTask& task, const float* queries, int64_t place, float* const* out) {
+// Scores of one or two tiles of 16 keys for all queries: out[q][0..15] and on. queries is [dim, kMaxQueries].
+template <class V, KVType kType, int kTiles, int kQueries>
+inline void score_tiles(const AttentionTask& task, const float* queries, const int64_t* places, float* const* out) {
   using F = typename V::F;
   const KVPool& pool = task.pool;
-  const size_t start = pool.tile_at(place, task.kv_head);
-  F sums[kQueries];
-  for (int q = 0; q < kQueries; q++) sums[q] = V::zero();
-  for (int d = 0; d < pool.dim; d++) {
-    const F keys = load_kv<V, kType>(pool.data, start + static_cast<size_t>(d) * kLanes);
-    for (int q = 0; q < kQueries; q++) sums[q] = V::fma(keys, V::set1(queries[d * kMaxQueries + q]), sums[q]);
+  size_t start[kTiles];
+  F sums[kTiles][kQueries];
+  for (int t = 0; t < kTiles; t++) {
+    start[t] = pool.tile_at(places[t], task.kv_head);
+    for (int q = 0; q < kQueries; q++) sums[t][q] = V::zero();
   }
-  F factor = V::set1(task.scale);
-  if constexpr (kType == KVType::kI8)
-    factor = V::mul(factor, V::load(pool.scales + pool.scales_at(place, task.kv_head)));
-  for (int q = 0; q < kQueries; q++) {
-    F score = V::mul(sums[q], factor);
-    if (task.softcap > 0) score = V::mul(tanh_of<V>(V::div(score, V::set1(task.softcap))), V::set1(task.softcap));
-    V::store(out[q], score);
+  for (int d = 0; d < pool.dim; d++) {
+    F keys[kTiles];
+    for (int t = 0; t < kTiles; t++) keys[t] = load_kv<V, kType>(pool.data, start[t] + static_cast<size_t>(d) * kLanes);
+    for (int q = 0; q < kQueries; q++) {
+      const F query = V::set1(queries[d * kMaxQueries + q]);
+      for (int t = 0; t < kTiles; t++) sums[t][q] = V::fma(keys[t], query, sums[t][q]);
+    }
+  }
+  for (int t = 0; t < kTiles; t++) {
+    F factor = V::set1(task.scale);
+    if constexpr (kType == KVType::kI8)
+      factor = V::mul(factor, V::load(pool.scales + pool.scales_at(places[t], task.kv_head)));
+    for (int q = 0; q < kQueries; q++) {
+      F score = V::mul(sums[t][q], factor);
+      if (task.softcap > 0) score = V::mul(tanh_of<V>(V::div(score, V::set1(task.softcap))), V::set1(task.softcap));
+      V::store(out[q] + t * kLanes, score);
+    }
   }
 }
 
-template <class V, KVType kType>
-inline void score_tile(const AttentionTask& task, const float* queries, int64_t place, float* const* out) {
+template <class V, KVType kType, int kTiles>
+inline void score_tiles(const AttentionTask& task, const float* queries, const int64_t* places, float* const* out) {
   switch (task.num_queries) {
-    case 1: score_tile<V, kType, 1>(task, queries, place, out); break;
-    case 2: score_tile<V, kType, 2>(task, queries, place, out); break;
-    case 3: score_tile<V, kType, 3>(task, queries, place, out); break;
-    case 4: score_tile<V, kType, 4>(task, queries, place, out); break;
-    case 5: score_tile<V, kType, 5>(task, queries, place, out); break;
-    case 6: score_tile<V, kType, 6>(task, queries, place, out); break;
-    case 7: score_tile<V, kType, 7>(task, queries, place, out); break;
-    default: score_tile<V, kType, 8>(task, queries, place, out); break;
+    case 1: score_tiles<V, kType, kTiles, 1>(task, queries, places, out); break;
+    case 2: score_tiles<V, kType, kTiles, 2>(task, queries, places, out); break;
+    case 3: score_tiles<V, kType, kTiles, 3>(task, queries, places, out); break;
+    case 4: score_tiles<V, kType, kTiles, 4>(task, queries, places, out); break;
+    case 5: score_tiles<V, kType, kTiles, 5>(task, queries, places, out); break;
+    case 6: score_tiles<V, kType, kTiles, 6>(task, queries, places, out); break;
+    case 7: score_tiles<V, kType, kTiles, 7>(task, queries, places, out); break;
+    default: score_tiles<V, kType, kTiles, 8>(task, queries, places, out); break;
   }
 }
 
@@ -125,40 +134,33 @@ inline void prefetch_tile(const AttentionTask& task, int64_t place) {
   for (size_t line = 0; line < bytes; line += 64) V::prefetch(tile + line);
 }
 
+// Scores of the keys [base, last) for all queries, into rows by key - base, which is the start of a tile.
 template <class V, KVType kType>
-void attend(const AttentionTask& task) {
-  const KVPool& pool = task.pool;
-  int first = task.first[0], last = 0;
-  for (int q = 0; q < task.num_queries; q++) {
-    if (task.first[q] < first) first = task.first[q];
-    const int own = task.count[q] - task.context;
-    const int keys = task.path[q] != nullptr && own > 0 ? task.context + task.path[q][own - 1] + 1 : task.count[q];
-    if (keys > last) last = keys;
-  }
-  const int lanes = 1 << pool.block_shift < kLanes ? 1 << pool.block_shift : kLanes;
-  const int base = first & ~(lanes - 1);
-  float* rows[kMaxQueries];  // scores by key - base
+inline void score(const AttentionTask& task, int base, int last, int lanes, float* const* rows) {
   float* queries = task.scratch + kMaxQueries * task.scratch_stride;
-  for (int q = 0; q < task.num_queries; q++) {
-    rows[q] = task.scratch + q * task.scratch_stride;
-    for (int d = 0; d < pool.dim; d++) queries[d * kMaxQueries + q] = task.queries[q][d];
-  }
+  for (int q = 0; q < task.num_queries; q++)
+    for (int d = 0; d < task.pool.dim; d++) queries[d * kMaxQueries + q] = task.queries[q][d];
   for (int key = base; key < last; key += lanes) {  // ascending: what a short tile writes beyond its lanes is overwritten
     float* out[kMaxQueries];
     for (int q = 0; q < task.num_queries; q++) out[q] = rows[q] + (key - base);
-    if (key + kTilesAhead * lanes < last) prefetch_tile<V, kType>(task, place_of(task, key + kTilesAhead * lanes));
-    score_tile<V, kType>(task, queries, place_of(task, key), out);
+    for (int ahead = key + kTilesAhead * lanes; ahead < last && ahead < key + (kTilesAhead + 2) * lanes; ahead += lanes)
+      prefetch_tile<V, kType>(task, place_of(task, ahead));
+    const int64_t places[] = {place_of(task, key), lanes == kLanes && key + lanes < last ? place_of(task, key + lanes) : -1};
+    if (places[1] >= 0) {
+      score_tiles<V, kType, 2>(task, queries, places, out);
+      key += lanes;
+    } else {
+      score_tiles<V, kType, 1>(task, queries, places, out);
+    }
   }
-  const float* weights[kMaxQueries];
-  for (int q = 0; q < task.num_queries; q++) {
-    if (task.path[q] != nullptr)  // ascending, so nothing is read after it was overwritten
-      for (int i = base > task.context ? base - task.context : 0; i < task.count[q] - task.context; i++)
-        rows[q][task.context + i - base] = rows[q][task.context + task.path[q][i] - base];
-    softmax<V>(rows[q] + (task.first[q] - base), task.count[q] - task.first[q]);
-    weights[q] = rows[q] - base;
-    for (int d = 0; d < pool.dim; d += kLanes) V::store(task.outputs[q] + d, V::zero());
-  }
+}
+
+// Adds the values of all keys that each query sees, from zero: those that several queries see once for all of them.
+template <class V, KVType kType>
+inline void add_all_values(const AttentionTask& task, const float* const* weights) {
   constexpr int kShared = 4;  // queries that share the loads of values
+  for (int q = 0; q < task.num_queries; q++)
+    for (int d = 0; d < task.pool.dim; d += kLanes) V::store(task.outputs[q] + d, V::zero());
   for (int q = 0; q < task.num_queries; q += kShared) {
     const int size = task.num_queries - q < kShared ? task.num_queries - q : kShared;
     int begin = task.first[q], end = task.count[q];
@@ -182,6 +184,37 @@ void attend(const AttentionTask& task) {
 }
 
 template <class V, KVType kType>
+void attend(const AttentionTask& task) {
+  int first = task.first[0], last = 0;
+  for (int q = 0; q < task.num_queries; q++) {
+    if (task.first[q] < first) first = task.first[q];
+    const int own = task.count[q] - task.context;
+    const int keys = task.path[q] != nullptr && own > 0 ? task.context + task.path[q][own - 1] + 1 : task.count[q];
+    if (keys > last) last = keys;
+  }
+  const int lanes = 1 << task.pool.block_shift < kLanes ? 1 << task.pool.block_shift : kLanes;  // of a tile
+  const int base = first & ~(lanes - 1);
+  float* rows[kMaxQueries];  // by key - base
+  for (int q = 0; q < task.num_queries; q++) rows[q] = task.scratch + q * task.scratch_stride;
+  score<V, kType>(task, base, last, lanes, rows);
+  const float* weights[kMaxQueries];
+  for (int q = 0; q < task.num_queries; q++) {
+    if (task.path[q] != nullptr)  // ascending, so nothing is read after it was overwritten
+      for (int i = base > task.context ? base - task.context : 0; i < task.count[q] - task.context; i++)
+        rows[q][task.context + i - base] = rows[q][task.context + task.path[q][i] - base];
+    softmax<V>(rows[q] + (task.first[q] - base), task.count[q] - task.first[q]);
+    weights[q] = rows[q] - base;
+  }
+  add_all_values<V, kType>(task, weights);
+}
+
+// What float16 cannot hold becomes its largest number: with an infinity, the query's result would be NaN.
+template <class V>
+inline typename V::F within_f16(typename V::F x) {
+  return V::min(V::set1(65504.0f), V::max(V::set1(-65504.0f), x));  // in this order NaN stays
+}
+
+template <class V, KVType kType>
 void store_kv(const KVPool& pool, int64_t slot, int kv_head, const float* key, const float* value) {
   const int64_t place = pool.place(slot);
   const size_t lane = place % kLanes, tile = pool.tile_at(place, kv_head);
@@ -190,28 +223,21 @@ void store_kv(const KVPool& pool, int64_t slot, int kv_head, const float* key, c
     uint16_t* data = static_cast<uint16_t*>(pool.data);
     for (int d = 0; d < pool.dim; d += kLanes) {
       uint16_t halves[kLanes];
-      V::store_f16(halves, V::load(key + d));
+      V::store_f16(halves, within_f16<V>(V::load(key + d)));
       for (int i = 0; i < kLanes; i++) data[tile + (d + i) * kLanes + lane] = halves[i];
-      V::store_f16(data + row + d, V::load(value + d));
+      V::store_f16(data + row + d, within_f16<V>(V::load(value + d)));
     }
   } else {
     int8_t* data = static_cast<int8_t*>(pool.data);
-    typename V::F key_max = V::zero(), value_max = V::zero();
-    for (int d = 0; d < pool.dim; d += kLanes) {
-      key_max = V::max(key_max, V::abs(V::load(key + d)));
-      value_max = V::max(value_max, V::abs(V::load(value + d)));
-    }
-    const float key_largest = V::largest(key_max), value_largest = V::largest(value_max);
+    const Int8Scale key_scale = int8_scale<V>(key, pool.dim), value_scale = int8_scale<V>(value, pool.dim);
     float* scales = pool.scales + pool.scales_at(place, kv_head);
-    scales[lane] = key_largest / 127.0f;
-    scales[kLanes + lane] = value_largest / 127.0f;
-    const typename V::F key_inverse = V::set1(key_largest > 0 ? 127.0f / key_largest : 0.0f);
-    const typename V::F value_inverse = V::set1(value_largest > 0 ? 127.0f / value_largest : 0.0f);
+    scales[lane] = key_scale.scale;
+    scales[kLanes + lane] = value_scale.scale;
     for (int d = 0; d < pool.dim; d += kLanes) {
       int8_t bytes[kLanes];
-      V::store_i8(bytes, V::to_int(V::mul(V::load(key + d), key_inverse)));
+      V::store_i8(bytes, to_int8<V>(key + d, key_scale));
       for (int i = 0; i < kLanes; i++) data[tile + (d + i) * kLanes + lane] = bytes[i];
-      V::store_i8(data + row + d, V::to_int(V::mul(V::load(value + d), value_inverse)));
+      V::store_i8(data + row + d, to_int8<V>(value + d, value_scale));
     }
   }
 }

@@ -22,7 +22,7 @@ constexpr size_t kPieceWords = size_t{64} << 10;  // 512 KiB: threads take piece
 uint64_t sum(const uint64_t* words, size_t count) {
   std::array<uint64_t, kLineWords> sums{};
   for (size_t i = 0; i < count; i += kLineWords) {
-    for (size_t j = 0; j < kLineWords; ++j) sums[j] += words[i + j];
+    for (size_t j = 0; j < kLineWords; j++) sums[j] += words[i + j];
   }
   uint64_t total = 0;
   for (uint64_t part : sums) total += part;
@@ -52,9 +52,9 @@ double read_bandwidth(int num_threads, size_t num_bytes) {
   if (total != pieces * kPieceWords * ends.size()) return 0.0;
 
   std::array<double, ends.size() - 1> seconds;  // without the first pass, which warmed up
-  for (size_t i = 0; i < seconds.size(); ++i) seconds[i] = std::chrono::duration<double>(ends[i + 1] - ends[i]).count();
+  for (size_t i = 0; i < seconds.size(); i++) seconds[i] = std::chrono::duration<double>(ends[i + 1] - ends[i]).count();
   double best = 0.0;  // the median of a group leaves out outliers, the best group what other work took
-  for (int group = 0; group < kGroups; ++group) {
+  for (int group = 0; group < kGroups; group++) {
     const auto first = seconds.begin() + group * kPassesPerGroup, middle = first + kPassesPerGroup / 2;
     std::nth_element(first, middle, first + kPassesPerGroup);
     best = std::max(best, static_cast<double>(used_bytes) / *middle * 1e-9);

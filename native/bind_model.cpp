@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -16,11 +17,6 @@
 
 namespace paceline {
 namespace {
-
-template <class T>
-using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Table = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 void require(bool holds, const char* rule) {
   if (!holds) throw std::invalid_argument(rule);
@@ -86,7 +82,8 @@ class PyModel {
     config.embedding = matrix(spec, "embedding", config.vocab_size, hidden);
     config.head = matrix(spec, "head", config.vocab_size, hidden);
     config.final_norm = vector(spec, "final_norm", hidden, true);
-    require(config.num_blocks > 0 && config.block_size > 0 && config.num_heads % config.num_kv_heads == 0,
+    require(config.num_blocks > 0 && config.block_size > 0 && config.num_kv_heads > 0 && num_threads > 0 &&
+                config.num_heads % config.num_kv_heads == 0,
             "sizes are positive and heads come in groups");
     require((config.block_size & (config.block_size - 1)) == 0, "block_size is a power of two");
     const Kernels& kernels = select_kernels(isa.c_str());
@@ -145,6 +142,7 @@ class PyModel {
 
     nb::dict hidden;
     for (size_t i = 0; i < hidden_layers.size(); i++) {
+      require(!hidden.contains(nb::int_(hidden_layers(i))), "a layer's hidden states are asked for once");
       auto [array, data] = new_array<float>({tokens, static_cast<size_t>(config.hidden_size)});
       hidden[nb::int_(hidden_layers(i))] = array;
       batch.hidden.emplace_back(hidden_layers(i), data);
@@ -164,6 +162,7 @@ class PyModel {
     }
     {
       nb::gil_scoped_release released;
+      const std::scoped_lock turn(turn_);
       model_->forward(batch, outputs);
     }
     return nb::make_tuple(logits, sampled ? sampled->arrays() : nb::none(), hidden);
@@ -174,6 +173,7 @@ class PyModel {
     require(sources.size() == destinations.size(), "one destination a source");
     require(within(sources, slots) && within(destinations, slots), "slots are in the pool");
     nb::gil_scoped_release released;
+    const std::scoped_lock turn(turn_);
     model_->move(sources.data(), destinations.data(), static_cast<int>(sources.size()));
   }
 
@@ -208,6 +208,7 @@ class PyModel {
   std::vector<Array<float>> vectors_;
   std::string isa_;
   std::unique_ptr<Model> model_;
+  std::mutex turn_;  // Python threads that share a model wait for each other's passes
 };
 
 }  // namespace

@@ -14,11 +14,6 @@ namespace paceline {
 namespace {
 
 template <class T>
-using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Grid = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
 const T* elements(nb::handle array, const char* name, size_t size, std::vector<nb::object>& kept) {
   const auto values = nb::cast<Vector<T>>(array.attr(name));
   if (values.size() != size) throw std::invalid_argument(std::string(name) + " has the wrong length");
@@ -28,14 +23,14 @@ const T* elements(nb::handle array, const char* name, size_t size, std::vector<n
 
 int count_or(nb::handle number, int missing) { return number.is_none() ? missing : nb::cast<int>(number); }
 
-nb::object sample_rows(const Grid<float>& logits, nb::handle sampling, const std::string& isa) {
+nb::object sample_rows(const Table<float>& logits, nb::handle sampling, const std::string& isa) {
   const auto vocab_size = static_cast<int>(logits.shape(1));
   if (vocab_size < 1) throw std::invalid_argument("the vocabulary is empty");
   SampledRows rows(sampling, logits.shape(0), vocab_size);
   {
     nb::gil_scoped_release released;
     RowSampler sampler(select_kernels(isa.c_str()), vocab_size);
-    for (size_t i = 0; i < logits.shape(0); ++i) {
+    for (size_t i = 0; i < logits.shape(0); i++) {
       sampler.sample(logits.data() + i * vocab_size, rows.params()[i], rows.results()[i]);
     }
   }
@@ -56,7 +51,7 @@ nb::object row_words(size_t num_groups, uint64_t seed, uint32_t stream, uint32_t
 SampledRows::SampledRows(nb::handle sampling, size_t num_rows, int vocab_size) : params_(num_rows), results_(num_rows) {
   const auto column = [&]<class T>(const char* name, T RowParams::* field) {
     const T* values = elements<T>(sampling, name, num_rows, kept_);
-    for (size_t i = 0; i < num_rows; ++i) params_[i].*field = values[i];
+    for (size_t i = 0; i < num_rows; i++) params_[i].*field = values[i];
   };
   column("temperature", &RowParams::temperature);
   column("top_k", &RowParams::top_k);
@@ -75,10 +70,10 @@ SampledRows::SampledRows(nb::handle sampling, size_t num_rows, int vocab_size) :
     const float* bias = elements<float>(changes, "bias", total, kept_);
     const float* scale = elements<float>(changes, "scale", total, kept_);
     const float* penalty = elements<float>(changes, "penalty", total, kept_);
-    for (size_t k = 0; k < total; ++k) {
+    for (size_t k = 0; k < total; k++) {
       if (!in_vocabulary(ids[k])) throw std::invalid_argument("an adjusted id is outside the vocabulary");
     }
-    for (size_t i = 0; i < num_rows; ++i) {
+    for (size_t i = 0; i < num_rows; i++) {
       const int32_t start = offsets[i], end = offsets[i + 1];
       if (start < 0 || end < start || end > static_cast<int64_t>(total)) throw std::invalid_argument("offsets ascend");
       params_[i].adjusted_ids = ids + start;
@@ -89,11 +84,11 @@ SampledRows::SampledRows(nb::handle sampling, size_t num_rows, int vocab_size) :
     }
   }
   if (const nb::object allowed = sampling.attr("allowed"); !allowed.is_none()) {
-    const auto masks = nb::cast<Grid<uint8_t>>(allowed);
+    const auto masks = nb::cast<Table<uint8_t>>(allowed);
     const size_t width = (vocab_size + 7) / 8;
     if (masks.shape(0) != num_rows || masks.shape(1) != width) throw std::invalid_argument("allowed has a wrong shape");
     kept_.push_back(nb::cast(masks));
-    for (size_t i = 0; i < num_rows; ++i) params_[i].allowed = masks.data() + i * width;
+    for (size_t i = 0; i < num_rows; i++) params_[i].allowed = masks.data() + i * width;
   }
   if (const nb::object ids = sampling.attr("logprob_ids"); !ids.is_none()) {
     column("logprob_ids", &RowParams::logprob_id);
@@ -109,7 +104,7 @@ SampledRows::SampledRows(nb::handle sampling, size_t num_rows, int vocab_size) :
   auto [top_ids, top_id] = new_array<int32_t>({num_rows, num_top});
   auto [top, top_value] = new_array<float>({num_rows, num_top});
   auto [successors, successor] = new_array<int32_t>({num_rows, width});
-  for (size_t i = 0; i < num_rows; ++i) {
+  for (size_t i = 0; i < num_rows; i++) {
     params_[i].num_logprobs = num_logprobs;
     params_[i].num_successors = static_cast<int>(width);
     results_[i].top_ids = top_id + i * num_top;
@@ -125,7 +120,7 @@ nb::object SampledRows::arrays() const {
   nb::dict arrays;
   const auto add = [&]<class T>(const char* name, T RowResult::* field) {
     const auto [array, values] = new_array<T>({num_rows});
-    for (size_t i = 0; i < num_rows; ++i) values[i] = results_[i].*field;
+    for (size_t i = 0; i < num_rows; i++) values[i] = results_[i].*field;
     arrays[name] = array;
   };
   add("token_ids", &RowResult::token);

@@ -14,6 +14,12 @@ namespace nb = nanobind;
 
 namespace paceline {
 
+// Arrays as arguments.
+template <class T>
+using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Table = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
 // A NumPy array of its own, and where its elements lie.
 template <class T>
 std::pair<nb::object, T*> new_array(std::initializer_list<size_t> shape) {

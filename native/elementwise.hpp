@@ -8,12 +8,13 @@
 namespace paceline {
 namespace {
 
-// exp in float32, within 2 ulp; 0 below -87.3. Cephes' polynomial on [-ln 2 / 2, ln 2 / 2].
+// exp in float32, within 2 ulp; 0 below -87.3; NaN of NaN, by the order of the bounds. Cephes' polynomial on
+// [-ln 2 / 2, ln 2 / 2].
 template <class V>
 inline typename V::F exp_of(typename V::F x) {
   using F = typename V::F;
   const F lowest = V::set1(-87.3f);
-  const F bounded = V::max(V::min(x, V::set1(88.3f)), lowest);
+  const F bounded = V::max(lowest, V::min(V::set1(88.3f), x));
   const F n = V::round(V::mul(bounded, V::set1(1.44269504f)));
   F r = V::fma(n, V::set1(-0.693359375f), bounded);
   r = V::fma(n, V::set1(2.12194440e-4f), r);
@@ -54,23 +55,37 @@ void add(const float* x, int n, float* y) {
   for (int i = 0; i < n; i += kLanes) V::store(y + i, V::add(V::load(y + i), V::load(x + i)));
 }
 
-// x is padded with zeros to whole groups up to n; groups beyond it are written as zeros.
+// How values become int8: the largest magnitude is 127. Of what is not finite the scale tells, the quants are zeros.
+struct Int8Scale {
+  float scale, inverse;
+};
+
 template <class V>
-void quantise(const float* x, int n, size_t groups, const QuantisedRow& row) {
-  const size_t used = (n + kGroup - 1) / kGroup;
-  for (size_t g = 0; g < groups; g++) {
-    const typename V::F first = g < used ? V::load(x + g * kGroup) : V::zero();
-    const typename V::F second = g < used ? V::load(x + g * kGroup + kLanes) : V::zero();
-    const float largest = V::largest(V::max(V::abs(first), V::abs(second)));
-    const float scale = largest / 127.0f;
-    const typename V::F inverse = V::set1(largest > 0 ? 127.0f / largest : 0.0f);
-    const typename V::I a = V::to_int(V::mul(first, inverse)), b = V::to_int(V::mul(second, inverse));
-    const size_t at = g * kBlockRows;
+inline Int8Scale int8_scale(const float* x, int n) {  // n is a multiple of 16
+  typename V::F largest = V::zero();
+  for (int i = 0; i < n; i += kLanes) largest = V::larger_magnitude(largest, V::load(x + i));
+  const float magnitude = V::largest_magnitude(largest);
+  const bool invertible = magnitude > 1e-36f && magnitude < __builtin_inff();
+  return {magnitude / 127.0f, invertible ? 127.0f / magnitude : 0.0f};
+}
+
+template <class V>
+inline typename V::I to_int8(const float* x, const Int8Scale& scale) {
+  return scale.inverse > 0 ? V::to_int(V::mul(V::load(x), V::set1(scale.inverse))) : V::zero_i();
+}
+
+// x is padded with zeros to whole groups.
+template <class V>
+void quantise(const float* x, int n, const QuantisedRow& row) {
+  for (int k = 0; k < n; k += kGroup) {
+    const Int8Scale scale = int8_scale<V>(x + k, kGroup);
+    const typename V::I a = to_int8<V>(x + k, scale), b = to_int8<V>(x + k + kLanes, scale);
+    const size_t at = static_cast<size_t>(k / kGroup) * kBlockRows;
     V::store_i8(row.quants + at * kGroup, a);
     V::store_i8(row.quants + at * kGroup + kLanes, b);
     const int32_t sum_a = V::sum_i(a), sum_b = V::sum_i(b);
-    row.scales[at] = scale;
-    row.scaled_sums[at] = scale * static_cast<float>(sum_a + sum_b);
+    row.scales[at] = scale.scale;
+    row.scaled_sums[at] = scale.scale * static_cast<float>(sum_a + sum_b);
     row.negative_sums[2 * at] = -sum_a;
     row.negative_sums[2 * at + 1] = -sum_b;
   }

@@ -56,18 +56,18 @@ inline bool pack_q4_1(const uint8_t* const* rows, int lanes, const Matrix& matri
   bool finite = true;
   for (int first = 0; first < lanes; first += 4) {
     const int filled = std::min(4, lanes - first);
-    for (size_t group = 0; group < matrix.groups(); ++group) {
+    for (size_t group = 0; group < matrix.groups(); group++) {
       const int count = std::min<int>(kGroup, matrix.inputs - static_cast<int>(group) * kGroup);
       float row[4][kGroup] = {};
-      for (int l = 0; l < filled; ++l) {
+      for (int l = 0; l < filled; l++) {
         std::memcpy(row[l], rows[first + l] + group * sizeof(row[l]), count * sizeof(float));
       }
       Four w[kGroup], scale, min;
-      for (int i = 0; i < kGroup; ++i) w[i] = Four{row[0][i], row[1][i], row[2][i], row[3][i]};
+      for (int i = 0; i < kGroup; i++) w[i] = Four{row[0][i], row[1][i], row[2][i], row[3][i]};
       fit_q4_1(w, scale, min);
 
       ggml::Scales halves[4];
-      for (int l = 0; l < 4; ++l) {
+      for (int l = 0; l < 4; l++) {
         halves[l].d = float_to_half(scale[l]);
         halves[l].dmin = float_to_half(min[l]);
         scale[l] = half_to_float(halves[l].d);
@@ -75,11 +75,11 @@ inline bool pack_q4_1(const uint8_t* const* rows, int lanes, const Matrix& matri
       }
       const Four inverse = scale > 0 ? 1 / scale : Four{};
       uint8_t q[4][kGroup];
-      for (int i = 0; i < kGroup; ++i) {
+      for (int i = 0; i < kGroup; i++) {
         const Four nearest = nearest_quant((w[i] - min) * inverse);
-        for (int l = 0; l < 4; ++l) q[l][i] = static_cast<uint8_t>(nearest[l]);
+        for (int l = 0; l < 4; l++) q[l][i] = static_cast<uint8_t>(nearest[l]);
       }
-      for (int l = 0; l < filled; ++l) {
+      for (int l = 0; l < filled; l++) {
         write_quants<Quants::kU4>(q[l], first + l, panel + matrix.quants_at(group));
         finite &= write_scales<Scales::kHalfMin>(halves[l], first + l, 0, panel + matrix.scales_at(group));
       }

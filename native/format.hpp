@@ -69,8 +69,8 @@ constexpr size_t scale_bytes(Scales scales) {  // of a unit
   return 0;
 }
 
-// A packed matrix; owns nothing. Kernels inline all that they call of it: a copy that one of them left for the linker
-// would have its instruction set.
+// A packed matrix; owns nothing. What kernels call of it is always inlined: the linker could keep a copy that was compiled
+// for newer machines.
 struct Matrix {
   Format format = Format::kF32;
   int outputs = 0;
@@ -78,17 +78,17 @@ struct Matrix {
   const uint8_t* data = nullptr;
   const float* bias = nullptr;  // [outputs padded to whole panels], or none
 
-  size_t padded_inputs() const {
+  [[gnu::always_inline]] size_t padded_inputs() const {
     const size_t multiple = traits(format).inputs_multiple;
     return (inputs + multiple - 1) / multiple * multiple;
   }
-  size_t groups() const { return padded_inputs() / kGroup; }
+  [[gnu::always_inline]] size_t groups() const { return padded_inputs() / kGroup; }
   int panels() const { return (outputs + kLanes - 1) / kLanes; }
-  size_t unit_size() const {  // groups
+  [[gnu::always_inline]] size_t unit_size() const {  // groups
     const size_t size = unit_groups(traits(format).scales);
     return size == 0 ? groups() : size;
   }
-  size_t unit_bytes() const {
+  [[gnu::always_inline]] size_t unit_bytes() const {
     const FormatTraits& trait = traits(format);
     if (!is_quantised(format)) return static_cast<size_t>(kLanes) * trait.element_bytes;
     return scale_bytes(trait.scales) + unit_size() * quant_bytes(trait.quants);

@@ -85,7 +85,7 @@ struct Kernels {
   void (*tile[kNumFormats])(const Matrix& w, int panel, int panels, const Activations& x, int row0, int rows, float* tile);
   void (*rms_norm)(const float* x, const float* gain, int n, float eps, float* y);
   void (*add)(const float* x, int n, float* y);  // y += x; n is a multiple of 16
-  void (*quantise)(const float* x, int n, size_t groups, const QuantisedRow& row);
+  void (*quantise)(const float* x, int n, const QuantisedRow& row);
   void (*rotate)(float* head, const float* cosines, const float* sines, int half);
   void (*gate)(const float* gate, const float* up, int n, bool gelu, float* y);  // n is a multiple of 16
   void (*softcap)(float* x, int n, float cap);                                   // n is a multiple of 16

@@ -16,7 +16,7 @@ constexpr int kSerialRows = 2;         // up to here one thread does the work be
 constexpr int kPiecesPerThread = 4;    // pieces of a product, so that a delayed thread leaves its share to the others
 constexpr size_t kBlockBytes = 1 << 18;  // activations of the rows that go through a panel together, for the L2 cache
 constexpr int kLogitRows = 32;         // rows whose logits are held at once
-
+constexpr size_t kLine = 64;           // bytes of a cache line
 constexpr int kPanels = 2;             // that go through a product together
 
 size_t padded(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
@@ -28,6 +28,13 @@ std::pair<int, int> share(int panels, int pieces, int piece) {
   const int64_t pairs = pairs_of(panels);
   return {static_cast<int>(pairs * piece / pieces) * kPanels,
           std::min(panels, static_cast<int>(pairs * (piece + 1) / pieces) * kPanels)};
+}
+
+// An epilogue of a product: into the same place of some rows.
+auto into(Rows& rows) {
+  return [&rows](int row, int panel, const float* values) {
+    std::copy_n(values, kLanes, rows.row(row) + panel * kLanes);
+  };
 }
 
 }  // namespace
@@ -45,7 +52,7 @@ void Rows::reserve(int count) {
 
 void Rows::quantise(const Kernels& kernels, int index) {
   const size_t at = index / kBlockRows * groups_ * kBlockRows + index % kBlockRows;
-  kernels.quantise(row(index), width_, groups_,
+  kernels.quantise(row(index), width_,
                    {quants_.data() + at * kGroup, scales_.data() + at, scaled_sums_.data() + at,
                     negative_sums_.data() + 2 * at});
 }
@@ -78,6 +85,7 @@ Model::Model(ModelConfig config, const Kernels& kernels, int num_threads)
       dim_(static_cast<int>(padded(config_.head_dim, kLanes))),
       hidden_(config_.hidden_size),
       normed_(config_.hidden_size),
+      residual_(config_.hidden_size),
       q_(config_.num_heads * config_.head_dim),
       k_(config_.num_kv_heads * config_.head_dim),
       v_(config_.num_kv_heads * config_.head_dim),
@@ -88,17 +96,18 @@ Model::Model(ModelConfig config, const Kernels& kernels, int num_threads)
       sines_(config_.ropes.size()),
       scratch_(num_threads) {
   for (int i = 0; i < num_threads; i++) samplers_.emplace_back(kernels_, config_.vocab_size);
+  const bool wide = config_.kv_type == KVType::kF16;
   const size_t slots = static_cast<size_t>(config_.num_blocks) * std::max(config_.block_size, kLanes);
-  const size_t element = config_.kv_type == KVType::kF16 ? 2 : 1;
-  const size_t bytes = padded(slots * config_.num_kv_heads * 2 * dim_ * element, 64);
-  const size_t scales = config_.kv_type == KVType::kI8 ? slots * config_.num_kv_heads * 2 * sizeof(float) : 0;
+  const size_t data_bytes = 2 * dim_ * (wide ? 2 : 1), scale_bytes = wide ? 0 : 2 * sizeof(float);  // of a slot and head
+  const size_t rows = slots * config_.num_kv_heads, layers = config_.layers.size();
+  if (rows > (SIZE_MAX - kLine) / std::max<size_t>(layers, 1) / (data_bytes + scale_bytes)) throw std::bad_alloc();
   // Pages are zeros until they are written: the pool takes the memory of what was used of it.
-  kv_.reset(std::calloc(config_.layers.size() + 1, bytes + scales));
+  kv_.reset(std::calloc(1, layers * rows * (data_bytes + scale_bytes) + kLine));
   if (kv_ == nullptr) throw std::bad_alloc();
-  auto* at = reinterpret_cast<uint8_t*>(padded(reinterpret_cast<uintptr_t>(kv_.get()), 64));
-  for (size_t i = 0; i < config_.layers.size(); i++, at += bytes + scales) {
+  auto* at = reinterpret_cast<uint8_t*>(padded(reinterpret_cast<uintptr_t>(kv_.get()), kLine));
+  for (size_t i = 0; i < layers; i++, at += rows * (data_bytes + scale_bytes)) {
     pools_.push_back({.data = at,
-                      .scales = reinterpret_cast<float*>(at + bytes),
+                      .scales = reinterpret_cast<float*>(at + rows * data_bytes),
                       .kv_heads = config_.num_kv_heads,
                       .dim = dim_,
                       .block_shift = std::countr_zero(static_cast<unsigned>(config_.block_size)),
@@ -107,12 +116,6 @@ Model::Model(ModelConfig config, const Kernels& kernels, int num_threads)
 }
 
 void Model::Free::operator()(void* p) const { std::free(p); }
-
-size_t Model::kv_bytes_per_block(const ModelConfig& config) {
-  const size_t dim = padded(config.head_dim, kLanes), slots = std::max(config.block_size, kLanes);
-  const size_t token = config.kv_type == KVType::kF16 ? dim * 2 : dim + sizeof(float);
-  return config.layers.size() * slots * 2 * config.num_kv_heads * token;
-}
 
 size_t Model::weight_bytes() const {
   size_t total = config_.head.bytes();
@@ -131,8 +134,7 @@ void Model::forward(const Batch& batch, const Outputs& outputs) {
 void Model::prepare(Pass& pass) {
   const Batch& batch = pass.batch;
   const int rows = pass.rows, group = config_.num_heads / config_.num_kv_heads;
-  for (Rows* buffer : {&hidden_, &normed_, &q_, &k_, &v_, &attended_, &inner_}) buffer->reserve(rows);
-  residual_.reserve(rows * hidden_.stride());
+  for (Rows* buffer : {&hidden_, &normed_, &residual_, &q_, &k_, &v_, &attended_, &inner_}) buffer->reserve(rows);
   queries_.reserve(static_cast<size_t>(rows) * config_.num_heads * dim_);
   const int logit_rows = std::min(batch.num_rows, kLogitRows);
   final_.reserve(logit_rows);
@@ -211,7 +213,7 @@ void Model::multiply(const Matrix& w, const Activations& x, int rows, int first_
   }
 }
 
-void Model::run(Pass& pass, int thread) {
+void Model::run(Pass& pass, int thread) noexcept {
   const Batch& batch = pass.batch;
   each_row(thread, pass.rows, [&](int row) {
     unpack_row(config_.embedding, batch.token_ids[row], hidden_.row(row));
@@ -251,26 +253,14 @@ void Model::enter(Pass& pass, size_t at, int row) {
 }
 
 void Model::run_layer(Pass& pass, size_t at, int thread) {
-  const int number = pass.batch.layers[at], rows = pass.rows;
+  const int number = pass.batch.layers[at];
   const Layer& layer = config_.layers[number];
-  const KVPool& pool = pools_[number];
+  attention_block(layer, pools_[number], pass, thread);
+  mlp_block(layer, pass, thread, [&](int row) { enter(pass, at + 1, row); });
+}
 
-  const auto pieces_of = [&](int panels) { return std::min(pairs_of(panels), threads_.num_threads() * kPiecesPerThread); };
-  const auto into = [](Rows& rows_out) {
-    return [&rows_out](int row, int panel, const float* values) {
-      std::copy_n(values, kLanes, rows_out.row(row) + panel * kLanes);
-    };
-  };
-  // Adds a sublayer's output to the residual stream, through its norm in sandwich layers.
-  const auto add_output = [&](int row, const float* norm) {
-    float* output = residual_.data() + row * hidden_.stride();
-    if (norm != nullptr) kernels_.rms_norm(output, norm, config_.hidden_size, config_.norm_eps, output);
-    kernels_.add(output, static_cast<int>(padded(config_.hidden_size, kLanes)), hidden_.row(row));
-  };
-  const auto into_residual = [&](int row, int panel, const float* values) {
-    std::copy_n(values, kLanes, residual_.data() + row * hidden_.stride() + panel * kLanes);
-  };
-
+void Model::attention_block(const Layer& layer, const KVPool& pool, Pass& pass, int thread) {
+  const int rows = pass.rows;
   const Matrix* projections[] = {&layer.q, &layer.k, &layer.v};
   Rows* projected[] = {&q_, &k_, &v_};
   const int qkv_panels = layer.q.panels() + layer.k.panels() + layer.v.panels(), qkv_pieces = pieces_of(qkv_panels);
@@ -294,21 +284,25 @@ void Model::run_layer(Pass& pass, size_t at, int thread) {
         if (is_quantised(layer.output.format)) attended_.quantise(kernels_, row);
       });
 
-  const int output_pieces = pieces_of(layer.output.panels());
+  const int pieces = pieces_of(layer.output.panels());
   stage(
-      thread, output_pieces,
+      thread, pieces,
       [&](int piece) {
-        const auto [begin, end] = share(layer.output.panels(), output_pieces, piece);
-        multiply(layer.output, attended_.view(), rows, begin, end, into_residual);
+        const auto [begin, end] = share(layer.output.panels(), pieces, piece);
+        multiply(layer.output, attended_.view(), rows, begin, end, into(residual_));
       },
       rows,
       [&](int row) {
-        add_output(row, layer.attention_norm);
+        add_residual(row, layer.attention_norm);
         kernels_.rms_norm(hidden_.row(row), layer.mlp_norm, config_.hidden_size, config_.norm_eps, normed_.row(row));
         if (is_quantised(layer.gate.format) || is_quantised(layer.up.format)) normed_.quantise(kernels_, row);
       });
+}
 
-  const int inner_pieces = pieces_of(layer.gate.panels());
+// What follows is called for each row when it has left the block.
+template <class Next>
+void Model::mlp_block(const Layer& layer, Pass& pass, int thread, const Next& next) {
+  const int rows = pass.rows, inner_pieces = pieces_of(layer.gate.panels());
   stage(
       thread, inner_pieces,
       [&](int piece) {
@@ -324,19 +318,28 @@ void Model::run_layer(Pass& pass, size_t at, int thread) {
         if (is_quantised(layer.down.format)) inner_.quantise(kernels_, row);
       });
 
-  const int down_pieces = pieces_of(layer.down.panels());
+  const int pieces = pieces_of(layer.down.panels());
   stage(
-      thread, down_pieces,
+      thread, pieces,
       [&](int piece) {
-        const auto [begin, end] = share(layer.down.panels(), down_pieces, piece);
-        multiply(layer.down, inner_.view(), rows, begin, end, into_residual);
+        const auto [begin, end] = share(layer.down.panels(), pieces, piece);
+        multiply(layer.down, inner_.view(), rows, begin, end, into(residual_));
       },
       rows,
       [&](int row) {
-        add_output(row, layer.output_norm);
-        enter(pass, at + 1, row);
+        add_residual(row, layer.output_norm);
+        next(row);
       });
 }
+
+// Adds what a block gives to the row, in sandwich layers through its norm.
+void Model::add_residual(int row, const float* norm) {
+  float* output = residual_.row(row);
+  if (norm != nullptr) kernels_.rms_norm(output, norm, config_.hidden_size, config_.norm_eps, output);
+  kernels_.add(output, static_cast<int>(padded(config_.hidden_size, kLanes)), hidden_.row(row));
+}
+
+int Model::pieces_of(int panels) const { return std::min(pairs_of(panels), threads_.num_threads() * kPiecesPerThread); }
 
 // Norms and rotates a row's queries and keys, and writes its K/V into the pool.
 void Model::cache_row(const Layer& layer, const KVPool& pool, Pass& pass, int row, int thread) {
@@ -405,7 +408,7 @@ void Model::attend(const Layer& layer, const KVPool& pool, Pass& pass, int index
 void Model::sample(Pass& pass, int thread) {
   const Batch& batch = pass.batch;
   const int width = static_cast<int>(padded(config_.vocab_size, kLanes));
-  const int panels = config_.head.panels(), pieces = std::min(pairs_of(panels), threads_.num_threads() * kPiecesPerThread);
+  const int panels = config_.head.panels(), pieces = pieces_of(panels);
   for (int begin = 0; begin < batch.num_rows; begin += kLogitRows) {
     const int count = std::min(kLogitRows, batch.num_rows - begin);
     each_row(thread, count, [&](int i) {

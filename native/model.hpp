@@ -74,7 +74,6 @@ class Rows {
   explicit Rows(int width);
   void reserve(int count);
   float* row(int index) { return values_.data() + index * stride_; }
-  size_t stride() const { return stride_; }
   void quantise(const Kernels& kernels, int index);
   Activations view() const;
 
@@ -96,19 +95,23 @@ class Model {
 
   const ModelConfig& config() const { return config_; }
   size_t weight_bytes() const;  // read by a pass over all layers with one wanted row
-  static size_t kv_bytes_per_block(const ModelConfig& config);
 
  private:
   struct Pass;   // what the threads of a pass share
   struct Piece;  // up to kMaxQueries queries of one request
 
   void prepare(Pass& pass);
-  void run(Pass& pass, int thread);
+  void run(Pass& pass, int thread) noexcept;  // all memory that it needs was reserved by prepare
   void run_layer(Pass& pass, size_t at, int thread);
+  void attention_block(const Layer& layer, const KVPool& pool, Pass& pass, int thread);
+  template <class Next>
+  void mlp_block(const Layer& layer, Pass& pass, int thread, const Next& next);
   void enter(Pass& pass, size_t at, int row);
   void cache_row(const Layer& layer, const KVPool& pool, Pass& pass, int row, int thread);
   void attend(const Layer& layer, const KVPool& pool, Pass& pass, int piece, int thread);
+  void add_residual(int row, const float* norm);
   void sample(Pass& pass, int thread);
+  int pieces_of(int panels) const;  // that a product is cut into
   template <class Epilogue>
   void multiply(const Matrix& w, const Activations& x, int rows, int first_panel, int last_panel, const Epilogue& store);
   template <class Row>
@@ -129,8 +132,8 @@ class Model {
   int dim_;  // head_dim padded to whole vectors
   std::unique_ptr<void, Free> kv_;
   std::vector<KVPool> pools_;  // one a layer
-  Rows hidden_, normed_, q_, k_, v_, attended_, inner_, final_;
-  Array<float> residual_, queries_, logits_;
+  Rows hidden_, normed_, residual_, q_, k_, v_, attended_, inner_, final_;
+  Array<float> queries_, logits_;
   std::vector<Array<float>> cosines_, sines_;  // one a rope
   std::vector<Scratch> scratch_;
   std::vector<RowSampler> samplers_;

@@ -2,9 +2,9 @@
 
 #include <array>
 #include <atomic>
+#include <exception>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -72,7 +72,7 @@ void in_parallel(int count, size_t bytes, const Work& work) {
   try {
     const size_t threads = bytes < (size_t{1} << 18) ? 1 : std::thread::hardware_concurrency();
     while (helpers.size() + 1 < threads) helpers.emplace_back(run);
-  } catch (const std::system_error&) {  // the system refuses more threads: those that there are do it all
+  } catch (const std::exception&) {  // the system refuses more threads: those that there are do it all
   }
   run();
   for (std::thread& helper : helpers) helper.join();
@@ -87,7 +87,7 @@ PackedMatrix pack(Format format, int outputs, int inputs, PanelFunction pack_pan
   in_parallel(matrix.panels(), matrix.bytes(), [&](int panel) {
     const uint8_t* rows[kLanes];
     const int first = panel * kLanes, lanes = std::min(kLanes, outputs - first);
-    for (int lane = 0; lane < lanes; ++lane) rows[lane] = row(first + lane);
+    for (int lane = 0; lane < lanes; lane++) rows[lane] = row(first + lane);
     if (!pack_panel(rows, lanes, matrix, packed.data() + matrix.panel_at(panel))) finite = false;
   });
   if (!finite) throw std::domain_error("NaN or infinite values");
@@ -97,7 +97,7 @@ PackedMatrix pack(Format format, int outputs, int inputs, PanelFunction pack_pan
 // The quants of one output in one group, as write_quants wrote them.
 void read_quants(Quants quants, const uint8_t* group, int lane, uint8_t* q) {
   const auto byte = [&](int chunk, int j) { return group[64 * chunk + 4 * lane + j]; };
-  for (int i = 0; i < kGroup; ++i) {
+  for (int i = 0; i < kGroup; i++) {
     if (quants == Quants::kU8) {
       q[i] = byte(i / 4, i % 4);
       continue;
@@ -139,7 +139,7 @@ Affine read_scale(const Matrix& matrix, const uint8_t* panel, size_t group, int 
 
 template <class Bits, class ToFloat>
 void unpack_elements(const Matrix& matrix, const uint8_t* panel, int lane, float* values, const ToFloat& to_float) {
-  for (int k = 0; k < matrix.inputs; ++k) {
+  for (int k = 0; k < matrix.inputs; k++) {
     Bits bits;
     std::memcpy(&bits, panel + matrix.input_at(k) + lane * sizeof(Bits), sizeof(Bits));
     values[k] = to_float(bits);
@@ -156,7 +156,7 @@ PackedMatrix::PackedMatrix(Format format, int outputs, int inputs) {
 }
 
 Format format_named(std::string_view name) {
-  for (int i = 0; i < kNumFormats; ++i) {
+  for (int i = 0; i < kNumFormats; i++) {
     if (kTraits[i].name == name) return static_cast<Format>(i);
   }
   throw std::invalid_argument("no packed format is called " + std::string(name));
@@ -205,10 +205,10 @@ void unpack_row(const Matrix& matrix, int row, float* values) {
     const size_t group = k / kGroup;
     uint8_t q[kGroup];
     read_quants(format.quants, panel + matrix.quants_at(group), lane, q);
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < 2; half++) {
       const auto [scale, min] = read_scale(matrix, panel, group, half, lane);
       const int end = std::min(matrix.inputs - k, 16 * half + 16);
-      for (int i = 16 * half; i < end; ++i) values[k + i] = scale * static_cast<float>(q[i] - format.zero) + min;
+      for (int i = 16 * half; i < end; i++) values[k + i] = scale * static_cast<float>(q[i] - format.zero) + min;
     }
   }
 }

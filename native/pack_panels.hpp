@@ -26,15 +26,15 @@ inline void write_quants(const uint8_t* q, int lane, uint8_t* group) {
   std::memcpy(w, q, 32);
   const auto store = [&](int chunk, uint32_t word) { std::memcpy(group + 64 * chunk + 4 * lane, &word, 4); };
   if constexpr (kQuants == Quants::kU8) {
-    for (int c = 0; c < 8; ++c) store(c, w[c]);
+    for (int c = 0; c < 8; c++) store(c, w[c]);
     return;
   }
   constexpr uint32_t kLow = 0x0f0f0f0f, kHigh = 0x03030303;
-  for (int c = 0; c < 4; ++c) store(c, (w[2 * c] & kLow) | (w[2 * c + 1] & kLow) << 4);
+  for (int c = 0; c < 4; c++) store(c, (w[2 * c] & kLow) | (w[2 * c + 1] & kLow) << 4);
   if constexpr (kQuants == Quants::kU6) {
-    for (int p = 0; p < 2; ++p) {
+    for (int p = 0; p < 2; p++) {
       uint32_t word = 0;
-      for (int i = 0; i < 4; ++i) word |= (w[4 * p + i] >> 4 & kHigh) << (2 * i);
+      for (int i = 0; i < 4; i++) word |= (w[4 * p + i] >> 4 & kHigh) << (2 * i);
       store(4 + p, word);
     }
   }
@@ -55,14 +55,14 @@ inline bool write_scales(const ggml::Scales& s, int lane, size_t group, uint8_t*
     store(0, s.d);
     store(32, s.dmin);
     finite &= is_finite_half(s.dmin);
-    for (int g = 0; g < kSuperGroups; ++g) {
+    for (int g = 0; g < kSuperGroups; g++) {
       unit[64 + 32 * g + lane] = s.sc[g];
       unit[64 + 32 * g + 16 + lane] = s.mn[g];
     }
   } else {
     static_assert(kScales == Scales::kSuper16);
     store(0, s.d);
-    for (int i = 0; i < 16; ++i) unit[32 + 16 * i + lane] = s.sc[i];
+    for (int i = 0; i < 16; i++) unit[32 + 16 * i + lane] = s.sc[i];
   }
   return finite;
 }
@@ -72,14 +72,14 @@ bool pack_blocks(const uint8_t* const* rows, int lanes, const Matrix& matrix, ui
   constexpr FormatTraits kFormat = traits(Block::kFormat);
   constexpr size_t kGroups = Block::kInputs / kGroup;
   bool finite = true;
-  for (int block = 0; block < matrix.inputs / Block::kInputs; ++block) {
+  for (int block = 0; block < matrix.inputs / Block::kInputs; block++) {
     const size_t first = block * kGroups;
-    for (int lane = 0; lane < lanes; ++lane) {
+    for (int lane = 0; lane < lanes; lane++) {
       uint8_t q[Block::kInputs];
       ggml::Scales scales;
       Block::quants(rows[lane] + static_cast<size_t>(block) * Block::kBytes, q);
       Block::scales(rows[lane] + static_cast<size_t>(block) * Block::kBytes, scales);
-      for (size_t g = 0; g < kGroups; ++g) {
+      for (size_t g = 0; g < kGroups; g++) {
         write_quants<kFormat.quants>(q + kGroup * g, lane, panel + matrix.quants_at(first + g));
       }
       finite &= write_scales<kFormat.scales>(scales, lane, first % unit_groups(kFormat.scales),
@@ -93,12 +93,12 @@ inline bool pack_q2_k(const uint8_t* const* rows, int lanes, const Matrix& matri
   using Block = ggml::Q2_K;
   float w[Block::kInputs];
   bool finite = true;
-  for (int block = 0; block < matrix.inputs / Block::kInputs; ++block) {
-    for (int lane = 0; lane < lanes; ++lane) {
+  for (int block = 0; block < matrix.inputs / Block::kInputs; block++) {
+    for (int lane = 0; lane < lanes; lane++) {
       const uint8_t* bytes = rows[lane] + static_cast<size_t>(block) * Block::kBytes;
       finite &= is_finite_half(ggml::half_at(bytes + 80)) && is_finite_half(ggml::half_at(bytes + 82));
       Block::values(bytes, w);
-      for (int i = 0; i < Block::kInputs; ++i) {
+      for (int i = 0; i < Block::kInputs; i++) {
         std::memcpy(panel + matrix.input_at(block * Block::kInputs + i) + lane * sizeof(float), w + i, sizeof(float));
       }
     }
@@ -110,9 +110,9 @@ inline bool pack_q2_k(const uint8_t* const* rows, int lanes, const Matrix& matri
 template <class Bits, Bits kExponent>
 bool pack_elements(const uint8_t* const* rows, int lanes, const Matrix& matrix, uint8_t* panel) {
   bool finite = true;
-  for (int k = 0; k < matrix.inputs; ++k) {
+  for (int k = 0; k < matrix.inputs; k++) {
     Bits column[kLanes] = {};
-    for (int lane = 0; lane < lanes; ++lane) {
+    for (int lane = 0; lane < lanes; lane++) {
       std::memcpy(column + lane, rows[lane] + k * sizeof(Bits), sizeof(Bits));
       finite &= (column[lane] & kExponent) != kExponent;
     }
@@ -125,9 +125,9 @@ template <uint16_t (*kRound)(float)>
 bool pack_rounded(const uint8_t* const* rows, int lanes, const Matrix& matrix, uint8_t* panel) {
   constexpr uint16_t kExponent = kRound == float_to_half ? 0x7c00 : 0x7f80;
   bool finite = true;
-  for (int k = 0; k < matrix.inputs; ++k) {
+  for (int k = 0; k < matrix.inputs; k++) {
     uint16_t column[kLanes] = {};
-    for (int lane = 0; lane < lanes; ++lane) {
+    for (int lane = 0; lane < lanes; lane++) {
       float value;
       std::memcpy(&value, rows[lane] + k * sizeof(float), sizeof(float));
       column[lane] = value == value ? kRound(value) : kExponent;
@@ -141,18 +141,18 @@ bool pack_rounded(const uint8_t* const* rows, int lanes, const Matrix& matrix, u
 // Symmetric, one scale for each output: the largest magnitude becomes 127.
 inline bool pack_i8(const uint8_t* const* rows, int lanes, const Matrix& matrix, uint8_t* panel) {
   bool finite = true;
-  for (int lane = 0; lane < lanes; ++lane) {
+  for (int lane = 0; lane < lanes; lane++) {
     const float* row = reinterpret_cast<const float*>(rows[lane]);
     uint32_t largest = 0;  // as bits, where NaN and infinity are larger than numbers
-    for (int k = 0; k < matrix.inputs; ++k) largest = std::max(largest, std::bit_cast<uint32_t>(row[k]) & 0x7fffffff);
+    for (int k = 0; k < matrix.inputs; k++) largest = std::max(largest, std::bit_cast<uint32_t>(row[k]) & 0x7fffffff);
     finite &= largest < 0x7f800000;
     const float scale = std::bit_cast<float>(largest) / 127;
     const float inverse = scale > 1e-36f ? 1 / scale : 0;
-    for (size_t group = 0; group < matrix.groups(); ++group) {
+    for (size_t group = 0; group < matrix.groups(); group++) {
       uint8_t q[kGroup];
       const int count = std::min<int>(kGroup, matrix.inputs - static_cast<int>(group) * kGroup);
       std::fill_n(q, kGroup, uint8_t{128});
-      for (int i = 0; i < count && finite; ++i) {
+      for (int i = 0; i < count && finite; i++) {
         q[i] = static_cast<uint8_t>(static_cast<int>(row[group * kGroup + i] * inverse + 128.5f));
       }
       write_quants<Quants::kU8>(q, lane, panel + matrix.quants_at(group));

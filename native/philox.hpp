@@ -18,7 +18,7 @@ struct Words {
 inline Words philox4x32(Words counter, uint64_t key) {
   auto [c0, c1, c2, c3] = counter.word;
   auto key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kRounds; round++) {
     const uint64_t product0 = uint64_t{c0} * kMultiplier0, product1 = uint64_t{c2} * kMultiplier1;
     c0 = static_cast<uint32_t>(product1 >> 32) ^ c1 ^ key0;
     c1 = static_cast<uint32_t>(product1);
@@ -59,7 +59,7 @@ class VectorPhilox {
     second0_ = static_cast<uint32_t>(product1) ^ key0;
     second2_ = static_cast<uint32_t>(product0 >> 32) ^ key1;
     second3_ = static_cast<uint32_t>(product0);
-    for (int round = 2; round < kRounds; ++round) {
+    for (int round = 2; round < kRounds; round++) {
       key0 += kWeyl0, key1 += kWeyl1;
       keys_[round - 2][0] = key0, keys_[round - 2][1] = key1;
     }

@@ -50,7 +50,7 @@ void ban(std::vector<float>& logits, const uint8_t* allowed) {
   for (int first = 0; first < size; first += 8) {
     const int byte = allowed[first / 8], end = std::min(first + 8, size);
     if (byte == 0xFF) continue;
-    for (int i = first; i < end; ++i) logits[i] = byte >> (i - first) & 1 ? logits[i] : -kInfinity;
+    for (int i = first; i < end; i++) logits[i] = byte >> (i - first) & 1 ? logits[i] : -kInfinity;
   }
 }
 
@@ -67,7 +67,11 @@ RowSampler::RowSampler(const Kernels& kernels, int vocab_size)
       vocab_size_(vocab_size),
       raw_max_(vocabulary_blocks(vocab_size)),
       adjusted_max_(raw_max_.size()),
-      ids_(new int32_t[vocab_size]) {}
+      ids_(new int32_t[vocab_size]) {
+  ordered_max_.reserve(raw_max_.size());
+  adjusted_.reserve(vocab_size);
+  keys_.reserve(vocab_size);
+}
 
 void RowSampler::sample(const float* logits, const RowParams& params, RowResult& result) {
   bool finite;
@@ -86,7 +90,7 @@ void RowSampler::sample(const float* logits, const RowParams& params, RowResult&
 
 VocabularyRow RowSampler::adjust(const VocabularyRow& raw, const RowParams& params) {
   adjusted_.assign(raw.logits, raw.logits + raw.size);
-  for (int i = 0; i < params.num_adjusted; ++i) {
+  for (int i = 0; i < params.num_adjusted; i++) {
     float& z = adjusted_[params.adjusted_ids[i]];
     z += params.bias[i];
     z = z > 0 ? z / params.scale[i] : z * params.scale[i];
@@ -118,7 +122,7 @@ int32_t RowSampler::choose(const VocabularyRow& row, const RowParams& params) {
 void RowSampler::collect(const VocabularyRow& row, float floor, float ceiling) {
   const int count = kernels_.collect(row, floor, ceiling, ids_.get());
   keys_.resize(count);
-  for (int i = 0; i < count; ++i) keys_[i] = key_of(row.logits[ids_[i]], ids_[i]);
+  for (int i = 0; i < count; i++) keys_[i] = key_of(row.logits[ids_[i]], ids_[i]);
 }
 
 // keys_ = the `count` best tokens of logits >= floor, in no order.
@@ -173,11 +177,11 @@ void RowSampler::report(const VocabularyRow& raw, const RowParams& params, RowRe
   if (num_top > 0 || num_successors > 0) {
     keep_best(raw, std::max(num_top, num_successors), -kInfinity);
     std::sort(keys_.begin(), keys_.end(), std::greater<>());
-    for (int i = 0; i < num_successors; ++i) result.successors[i] = id_of(keys_[i]);
+    for (int i = 0; i < num_successors; i++) result.successors[i] = id_of(keys_[i]);
   }
   if (params.num_logprobs < 0) return;
   const double log_total = raw.max + std::log(kernels_.weigh(raw, 1, -kInfinity).sum);
-  for (int i = 0; i < num_top; ++i) {
+  for (int i = 0; i < num_top; i++) {
     result.top_ids[i] = id_of(keys_[i]);
     result.top[i] = static_cast<float>(logit_of(keys_[i]) - log_total);
   }

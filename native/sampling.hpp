@@ -40,7 +40,7 @@ struct RowResult {
 // A row's token depends on its logits and parameters alone. Holds scratch: one a thread.
 class RowSampler {
  public:
-  RowSampler(const Kernels& kernels, int vocab_size);
+  RowSampler(const Kernels& kernels, int vocab_size);  // takes all the memory that it will need: sample may not throw
 
   void sample(const float* logits, const RowParams& params, RowResult& result);
 

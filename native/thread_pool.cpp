@@ -3,6 +3,9 @@
 #ifdef __linux__
 #include <sched.h>
 #endif
+#include <unistd.h>
+
+#include <utility>
 
 namespace paceline {
 
@@ -30,18 +33,44 @@ int usable_cores() {
 }
 
 ThreadPool::ThreadPool(int num_threads)
-    : spins_(num_threads <= usable_cores() ? kSpins : 0), shares_(num_threads) {
-  for (int i = 1; i < num_threads; i++) threads_.emplace_back([this, i] { serve(i); });
+    : wanted_(num_threads), spins_(num_threads <= usable_cores() ? kSpins : 0), shares_(num_threads) {
+  start();
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { process_ == getpid() ? stop() : abandon(); }
+
+void ThreadPool::start() {
+  process_ = getpid();
+  try {
+    threads_.reserve(wanted_ - 1);
+    for (int i = 1; i < wanted_; i++) threads_.emplace_back([this, i, seen = pass_.load()] { serve(i, seen); });
+  } catch (...) {  // threads that nobody joins would end the process
+    stop();
+    throw;
+  }
+}
+
+void ThreadPool::stop() {
   closing_.store(true);
   pass_.fetch_add(1);
   pass_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  closing_.store(false);
+}
+
+// The child of a fork has the team's memory but not its threads. Their handles can be neither joined nor dropped.
+void ThreadPool::abandon() {
+  new std::vector<std::thread>(std::move(threads_));
+  threads_.clear();
+  sleepers_.store(0);
 }
 
 void ThreadPool::run(const std::function<void(int)>& work) {
+  if (process_ != getpid()) {
+    abandon();
+    start();
+  }
   work_ = &work;
   pass_.fetch_add(1, std::memory_order_release);
   wake_all(pass_);
@@ -49,8 +78,8 @@ void ThreadPool::run(const std::function<void(int)>& work) {
   each(0, 0, [](int) {});  // nobody may still be in work when it goes away
 }
 
-void ThreadPool::serve(int index) {
-  for (uint32_t seen = 0;; seen++) {
+void ThreadPool::serve(int index, uint32_t seen) {
+  for (;; seen++) {
     wait_while(pass_, seen);
     if (closing_.load()) return;
     (*work_)(index);

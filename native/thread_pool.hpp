@@ -14,7 +14,8 @@ namespace paceline {
 // whose core is busy elsewhere holds up no more than its last piece.
 class ThreadPool {
  public:
-  // The team counts the caller of run. Threads beyond the process's cores never spin.
+  // The team counts the caller of run. Threads beyond the process's cores never spin. Throws std::system_error where the
+  // system refuses so many.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -22,11 +23,11 @@ class ThreadPool {
 
   int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
 
-  // Every thread calls work(thread index) once; returns when all have. Not for two callers at once.
+  // Every thread calls work(thread index) once; returns when all have. Not for two callers at once; work may not throw.
   void run(const std::function<void(int)>& work);
 
-  // To be called by all threads within run alike, each with its index: body(i) for each i in 0..pieces-1, by whichever thread comes first,
-  // then last() by one of them; returns when both are done.
+  // To be called by all threads within run alike, each with its index: body(i) for each i in 0..pieces-1, by whichever
+  // thread comes first, then last() by one of them; returns when both are done.
   template <class Body, class Last>
   void each(int thread, int pieces, const Body& body, const Last& last) {
     const uint32_t stage = stage_.load(std::memory_order_relaxed);
@@ -62,7 +63,10 @@ class ThreadPool {
     }
   }
 
-  void serve(int index);
+  void start();
+  void stop();
+  void abandon();
+  void serve(int index, uint32_t seen);
   void wait_while(const std::atomic<uint32_t>& word, uint32_t value) const;
   void wake_all(std::atomic<uint32_t>& word) const;
 
@@ -70,7 +74,8 @@ class ThreadPool {
     std::atomic<uint64_t> word{~uint64_t{0}};
   };
 
-  int spins_;
+  const int wanted_;  // threads; there are fewer where they could not be started again after a fork
+  const int spins_;
   std::vector<Share> shares_;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> stage_{0};
@@ -79,6 +84,7 @@ class ThreadPool {
   std::atomic<bool> closing_{false};
   const std::function<void(int)>* work_ = nullptr;
   std::vector<std::thread> threads_;
+  int process_ = 0;  // that the threads live in
 };
 
 // Cores that this process may use.

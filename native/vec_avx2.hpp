@@ -52,17 +52,23 @@ struct Avx2 {
   static F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
   static F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
   static F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
-  static F abs(F x) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+  static F larger_magnitude(F x, F y) {
+    return {_mm256_castsi256_ps(_mm256_max_epi32(magnitude(x.a), magnitude(y.a))),
+            _mm256_castsi256_ps(_mm256_max_epi32(magnitude(x.b), magnitude(y.b)))};
+  }
+  static float largest_magnitude(F x) {
+    const __m256i a = _mm256_max_epi32(magnitude(x.a), magnitude(x.b));
+    __m128i b = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    b = _mm_max_epi32(b, _mm_shuffle_epi32(b, 0x4E));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(b, _mm_shuffle_epi32(b, 0xB1))));
   }
   static F round(F x) {
     constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(x.a, kNearest), _mm256_round_ps(x.b, kNearest)};
   }
   static F zero_below(F x, F limit, F y) {
-    return {_mm256_and_ps(_mm256_cmp_ps(x.a, limit.a, _CMP_GE_OQ), y.a),
-            _mm256_and_ps(_mm256_cmp_ps(x.b, limit.b, _CMP_GE_OQ), y.b)};
+    return {_mm256_and_ps(_mm256_cmp_ps(x.a, limit.a, _CMP_NLT_UQ), y.a),
+            _mm256_and_ps(_mm256_cmp_ps(x.b, limit.b, _CMP_NLT_UQ), y.b)};
   }
   static F scale_by_power(F x, F n) { return {_mm256_mul_ps(x.a, power(n.a)), _mm256_mul_ps(x.b, power(n.b))}; }
   static float sum(F x) {  // pairs 8, 4, 2, 1 apart
@@ -163,6 +169,7 @@ struct Avx2 {
     const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
   }
+  static __m256i magnitude(__m256 x) { return _mm256_castps_si256(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), x)); }
   static uint32_t bits_of(__m256 a, __m256 b) {
     return static_cast<uint32_t>(_mm256_movemask_ps(a)) | static_cast<uint32_t>(_mm256_movemask_ps(b)) << 8;
   }

@@ -37,12 +37,16 @@ struct Avx512 {
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-  static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }  // b where one of them is NaN, as min
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
-  static F abs(F a) { return _mm512_abs_ps(a); }
+  // Compared as integers, where NaN and infinity are larger than numbers.
+  static F larger_magnitude(F a, F b) { return _mm512_castsi512_ps(_mm512_max_epi32(magnitude(a), magnitude(b))); }
+  static float largest_magnitude(F x) {
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(magnitude(x)))));
+  }
   static F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  static F zero_below(F x, F limit, F y) {  // y where x >= limit, else 0
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ), y);
+  static F zero_below(F x, F limit, F y) {  // 0 where x < limit, else y: also for NaN
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y);
   }
   static F scale_by_power(F x, F n) { return _mm512_scalef_ps(x, n); }  // x * 2^n for whole n in -126..127
   static float sum(F x) {  // pairs 8, 4, 2, 1 apart
@@ -98,6 +102,9 @@ struct Avx512 {
   static I even_lanes(I a, I b) { return _mm512_unpacklo_epi64(a, b); }  // of 64 bits: a0 b0 a2 b2 a4 b4 a6 b6
   static I odd_lanes(I a, I b) { return _mm512_unpackhi_epi64(a, b); }   // a1 b1 a3 b3 a5 b5 a7 b7
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+ private:
+  static __m512i magnitude(F x) { return _mm512_castps_si512(_mm512_abs_ps(x)); }
 };
 
 }  // namespace paceline

@@ -1,6 +1,8 @@
 // 16 lanes in plain C++: the reference of the vector kernels, and the engine of machines without one of theirs.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -48,12 +50,7 @@ struct Portable {
     for (int i = 0; i < 16; i++) p[i] = float_to_half(x.lane[i]);
   }
   static F load_bf16(const uint16_t* p) {
-    return each([&](int i) {
-      const uint32_t bits = static_cast<uint32_t>(p[i]) << 16;
-      float value;
-      std::memcpy(&value, &bits, 4);
-      return value;
-    });
+    return each([&](int i) { return bfloat16_to_float(p[i]); });
   }
   static F load_i8(const int8_t* p) {
     return each([&](int i) { return static_cast<float>(p[i]); });
@@ -86,21 +83,24 @@ struct Portable {
   static F min(F a, F b) {
     return each([&](int i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
   }
-  static F abs(F a) {
-    return each([&](int i) { return std::fabs(a.lane[i]); });
+  static F larger_magnitude(F a, F b) {
+    return each([&](int i) { return std::bit_cast<float>(std::max(magnitude(a.lane[i]), magnitude(b.lane[i]))); });
+  }
+  static float largest_magnitude(F x) {
+    uint32_t best = 0;
+    for (float value : x.lane) best = std::max(best, magnitude(value));
+    return std::bit_cast<float>(best);
   }
   static F round(F a) {
     return each([&](int i) { return std::nearbyint(a.lane[i]); });
   }
   static F zero_below(F x, F limit, F y) {
-    return each([&](int i) { return x.lane[i] >= limit.lane[i] ? y.lane[i] : 0.0f; });
+    return each([&](int i) { return x.lane[i] < limit.lane[i] ? 0.0f : y.lane[i]; });
   }
   static F scale_by_power(F x, F n) {
     return each([&](int i) {
-      const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n.lane[i]) + 127) << 23;
-      float factor;
-      std::memcpy(&factor, &bits, 4);
-      return x.lane[i] * factor;
+      const uint32_t whole = std::bit_cast<uint32_t>(n.lane[i] + 0x1.8p23f);  // in its lower bits; NaN stays
+      return x.lane[i] * std::bit_cast<float>((whole + 127) << 23);
     });
   }
   static float sum(F x) {  // pairs 8, 4, 2, 1 apart
@@ -219,6 +219,9 @@ struct Portable {
     return each_i([&](int i) { return (i & 2 ? b : a).lane[(i & ~3) + 2 + (i & 1)]; });
   }
   static void prefetch(const void*) {}
+
+ private:
+  static uint32_t magnitude(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffff; }
 };
 
 }  // namespace paceline

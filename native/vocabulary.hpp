@@ -21,7 +21,7 @@ class Block {
     const int start = index * kVocabularyBlock, left = size - start;
     values_ = logits + start;
     if (left < kVocabularyBlock) {
-      for (int i = 0; i < kVocabularyBlock; ++i) filled_[i] = i < left ? values_[i] : -kInfinity;
+      for (int i = 0; i < kVocabularyBlock; i++) filled_[i] = i < left ? values_[i] : -kInfinity;
       values_ = filled_;
     }
   }
@@ -44,11 +44,11 @@ struct Vocabulary {
   static float scan(const float* logits, int size, float* block_max, bool* finite) {
     float largest = -kInfinity;
     uint32_t nan = 0;
-    for (int b = 0; b < vocabulary_blocks(size); ++b) {
+    for (int b = 0; b < vocabulary_blocks(size); b++) {
       const Block block(logits, size, b);
       F max = V::load(block.part(0));
       nan |= V::is_nan(max);
-      for (int i = 1; i < Block::kParts; ++i) {
+      for (int i = 1; i < Block::kParts; i++) {
         const F z = V::load(block.part(i));
         nan |= V::is_nan(z);
         max = V::max(max, z);
@@ -68,10 +68,10 @@ struct Vocabulary {
     int count = 0;
     for (int tile = 0; tile < vocabulary_blocks(row.size); tile += kTile) {
       F sum = V::zero();
-      for (int b = tile; b < tile + kTile && b < vocabulary_blocks(row.size); ++b) {
+      for (int b = tile; b < tile + kTile && b < vocabulary_blocks(row.size); b++) {
         if (!(row.block_max[b] >= floor)) continue;
         const Block block(row.logits, row.size, b);
-        for (int i = 0; i < Block::kParts; ++i) {
+        for (int i = 0; i < Block::kParts; i++) {
           const F z = V::load(block.part(i));
           sum = V::add(sum, V::zero_below(z, floors, weight(z)));
           count += __builtin_popcount(V::ge(z, floors));
@@ -79,7 +79,7 @@ struct Vocabulary {
       }
       float summed[kLanes];
       V::store(summed, sum);
-      for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += summed[lane];
+      for (int lane = 0; lane < kLanes; lane++) lanes[lane] += summed[lane];
     }
     double total = 0;
     for (const double lane : lanes) total += lane;
@@ -89,10 +89,10 @@ struct Vocabulary {
   static int collect(const VocabularyRow& row, float floor, float ceiling, int32_t* ids) {
     int count = 0;
     const F floors = V::set1(floor), ceilings = V::set1(ceiling);
-    for (int b = 0; b < vocabulary_blocks(row.size); ++b) {
+    for (int b = 0; b < vocabulary_blocks(row.size); b++) {
       if (!(row.block_max[b] >= floor)) continue;
       const Block block(row.logits, row.size, b);
-      for (int i = 0; i < Block::kParts; ++i) {
+      for (int i = 0; i < Block::kParts; i++) {
         const F z = V::load(block.part(i));
         const int first = b * kVocabularyBlock + i * kLanes;
         for (uint32_t mask = V::ge(z, floors) & ~V::ge(z, ceilings); mask; mask &= mask - 1) {
@@ -107,10 +107,10 @@ struct Vocabulary {
   static int count_above(const VocabularyRow& row, float value) {
     int count = 0;
     const F values = V::set1(value);
-    for (int b = 0; b < vocabulary_blocks(row.size); ++b) {
+    for (int b = 0; b < vocabulary_blocks(row.size); b++) {
       if (!(row.block_max[b] > value)) continue;
       const Block block(row.logits, row.size, b);
-      for (int i = 0; i < Block::kParts; ++i) {
+      for (int i = 0; i < Block::kParts; i++) {
         count += __builtin_popcount(V::gt(V::load(block.part(i)), values));
       }
     }
@@ -121,20 +121,20 @@ struct Vocabulary {
     Race state(row, params);
     const VectorPhilox<V> noise(state.noise);
     const Bound bound(row.max, params.temperature);
-    for (int b = 0; b < vocabulary_blocks(row.size); ++b) {
+    for (int b = 0; b < vocabulary_blocks(row.size); b++) {
       if (!(row.block_max[b] >= state.cut)) continue;
       const Block block(row.logits, row.size, b);
       I words[Block::kParts];
       noise.draw(2 * b, words[0], words[1]);
       noise.draw(2 * b + 1, words[2], words[3]);
       uint64_t hopeful = 0;
-      for (int i = 0; i < Block::kParts; ++i) {
+      for (int i = 0; i < Block::kParts; i++) {
         const uint64_t mask = bound.can_win(V::load(block.part(i)), words[i], V::set1(state.offset));
         hopeful |= mask << i * kLanes;
       }
       if (!hopeful) continue;
       uint32_t drawn[kVocabularyBlock];
-      for (int i = 0; i < Block::kParts; ++i) V::store_words(drawn + i * kLanes, words[i]);
+      for (int i = 0; i < Block::kParts; i++) V::store_words(drawn + i * kLanes, words[i]);
       for (; hopeful; hopeful &= hopeful - 1) {
         const int lane = __builtin_ctzll(hopeful);
         state.enter(block.part(0)[lane], b * kVocabularyBlock + lane, drawn[lane]);
@@ -145,7 +145,7 @@ struct Vocabulary {
 
   static void words(const RaceParams& params, int count, uint32_t* out) {
     const VectorPhilox<V> noise(noise_of(params));
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < count; i++) {
       I low, high;
       noise.draw(i, low, high);
       V::store_words(out + 32 * i, low);

@@ -1,4 +1,4 @@
-"""README.md: its example runs, its links lead somewhere, its table is the one that was measured."""
+"""README.md and the pages beside it: examples run, links lead somewhere, tables and names are those of the code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def test_example_runs(capsys):
     assert scope["answer"].metrics.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/design-notes.md", "docs/glossary.md"])
+DOCS = [f"docs/{name}.md" for name in ("design-notes", "glossary", "native", "noise")]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *DOCS])
 def test_links(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     targets = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
@@ -37,6 +40,17 @@ def test_functions_that_a_token_passes_are_where_they_are_said_to_be():
         source = (ROOT / path).read_text(encoding="utf-8")
         assert f"class {cls}" in source
         assert f"def {function}(" in source
+
+
+def test_native_page_names_every_file_and_what_is_in_it():
+    docs = ROOT / "docs"
+    links = re.findall(r"\[`([^`]+)`\]\(([^)]+)\)", (docs / "native.md").read_text(encoding="utf-8"))
+    for name, target in links:
+        path = docs / target
+        if path.is_file() and not path.name.startswith(name):
+            source = path.read_text(encoding="utf-8")
+            assert all(re.search(rf"\b{word}\b", source) for word in re.split(r"::|\.", name)), name
+    assert {path.stem for path in (ROOT / "native").iterdir()} <= {Path(target).stem for _, target in links}
 
 
 def test_tree_names_what_is_there():

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from batches import make_batch, random_tokens
 from native_models import CASES, CONTEXT, assert_same_bits, case_runner, instruction_sets, plain_rows
+from paceline.models.native_runner import NativeRunner
+from paceline.types import ForwardOutput, RowSampling
 
 in_small_doses = settings(derandomize=True, deadline=None, max_examples=10)
 every_model = pytest.mark.parametrize("case", CASES)
@@ -149,3 +151,54 @@ def test_threads_split_outputs_only(case: str) -> None:
         assert_same_bits(other.logits, outputs[0].logits)
         for layer in (1, "final"):
             assert_same_bits(np.asarray(other.hidden[layer]), np.asarray(outputs[0].hidden[layer]))
+
+
+@pytest.mark.parametrize("case", ["f32-everything", "int8", "q4_1"])
+def test_hidden_states_and_skipped_layers(case: str) -> None:
+    """A draft that skips layers, or reads them, sees what it would see token by token."""
+    tokens, layers = random_tokens(45), (0, 2)
+    wanted = (0, 1, 2, "final")
+    whole, single = case_runner(case, num_threads=3), case_runner(case, block_size=4)
+
+    def run(runner: NativeRunner, start: int, stop: int) -> ForwardOutput:
+        request = {"tokens": tokens[start:stop], "context": start, "table": range(runner.kv.num_blocks)}
+        return runner.forward(
+            make_batch([request], block_size=runner.kv.block_size, hidden_layers=wanted, layers=layers)
+        )
+
+    outputs = [run(whole, 0, 30), run(whole, 30, 45)]
+    plain = [run(single, i, i + 1) for i in range(45)]
+    assert_same_bits(*(np.concatenate([output.logits for output in side]) for side in (outputs, plain)))
+    for layer in wanted:
+        assert_same_bits(*(np.concatenate([output.hidden[layer] for output in side]) for side in (outputs, plain)))
+
+
+@pytest.mark.parametrize("case", ["f32", "q8_0"])
+def test_log_probabilities_of_many_rows(case: str) -> None:
+    """More rows than are held at once, in any order and more than once, beside a request without one."""
+    runner = case_runner(case, num_threads=3)
+    requests = [
+        {"tokens": random_tokens(40), "context": 0, "table": range(12)},
+        {"tokens": random_tokens(20, seed=4), "context": 0, "table": range(12, 24)},
+        {"tokens": random_tokens(45, seed=5), "context": 0, "table": range(24, 36)},
+    ]
+    numbers = [*range(40), *range(60, 105)]
+    rows = np.array([*numbers, *numbers[::-1]], dtype=np.int32)
+    np.random.default_rng(0).shuffle(rows)
+
+    def sample(chosen: np.ndarray) -> ForwardOutput:
+        count = len(chosen)
+        sampling = RowSampling(
+            temperature=np.full(count, 0.8, np.float32), top_k=np.zeros(count, np.int32),
+            top_p=np.full(count, 0.95, np.float32), min_p=np.zeros(count, np.float32),
+            seed=chosen.astype(np.uint64), stream=np.zeros(count, np.uint32),
+            position=chosen.astype(np.uint32), purpose=np.zeros(count, np.uint32), num_logprobs=3,
+        )  # fmt: skip
+        return runner.forward(make_batch(requests, block_size=16, logit_rows=chosen), sampling)
+
+    together = sample(rows)
+    for i in range(0, len(rows), 17):
+        alone = sample(rows[i : i + 1])
+        assert together.token_ids[i] == alone.token_ids[0]
+        for name in ("token", "rank", "top_ids", "top"):
+            np.testing.assert_array_equal(getattr(together.logprobs, name)[i], getattr(alone.logprobs, name)[0])

@@ -135,7 +135,8 @@ def test_layout_and_limits() -> None:
     [
         ({"max_model_len": CONTEXT + 1}, f"max_model_len must be at most the model's context of {CONTEXT}; got"),
         ({"kv_cache_dtype": "float32"}, "kv_cache_dtype must be one of float16, int8; got 'float32'"),
-        ({"num_threads": 10**20}, f"num_threads must be at most 1024; got {10**20}"),
+        ({"num_threads": 10**20}, f"num_threads must be from 1 to 1024; got {10**20}"),
+        ({"num_threads": -1}, "num_threads must be from 1 to 1024; got -1"),
         ({"isa": "abacus"}, "abacus"),
     ],
 )

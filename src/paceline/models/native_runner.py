@@ -61,8 +61,8 @@ class NativeRunner:
             raise ConfigError(
                 f"max_model_len must be at most the model's context of {spec.context_length}; got {max_model_len}."
             )
-        if num_threads is not None and num_threads > _MAX_THREADS:
-            raise ConfigError(f"num_threads must be at most {_MAX_THREADS}; got {num_threads}.")
+        if num_threads is not None and not 1 <= num_threads <= _MAX_THREADS:
+            raise ConfigError(f"num_threads must be from 1 to {_MAX_THREADS}; got {num_threads}.")
         self._spec = spec
         self._weights = weights
         context = max_model_len or spec.context_length
@@ -77,10 +77,11 @@ class NativeRunner:
             "int8_kv": kv_cache_dtype == "int8",
         }
         isa = os.environ.get("PACELINE_ISA", "") if isa is None else isa
+        num_threads = num_threads or usable_cores()
         try:
             if num_blocks > _MAX_BLOCKS:
                 raise MemoryError
-            self._model = _native.Model(description, num_threads=num_threads or usable_cores(), isa=isa)
+            self._model = _native.Model(description, num_threads=num_threads, isa=isa)
         except ValueError as error:
             if "no kernels named" in str(error):
                 raise ConfigError(f"{error}: choose one of these in PACELINE_ISA.") from error
@@ -89,6 +90,10 @@ class NativeRunner:
             raise CacheError(
                 f"the K/V pool takes {num_blocks * block_bytes:,} bytes, more than the system has free: "
                 "lower kv_cache_memory, max_num_seqs or max_model_len."
+            ) from error
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the system refuses to start {num_threads} threads ({error}): lower num_threads."
             ) from error
         self._all_layers = np.arange(spec.num_layers, dtype=np.int32)
 
@@ -128,7 +133,19 @@ class NativeRunner:
         return self._model.isa
 
     def forward(self, batch: ForwardBatch, sampling: RowSampling | None = None) -> ForwardOutput:
-        """One pass; hidden states are float32 arrays [T, d]. Raises PacelineError where logits are NaN."""
+        """One pass; hidden states are float32 arrays [T, d].
+
+        Raises PacelineError where logits are not numbers, CacheError where memory does not hold what a pass needs.
+        """
+        try:
+            return self._forward(batch, sampling)
+        except MemoryError as error:
+            raise CacheError(
+                f"a pass of {len(batch.token_ids)} tokens takes more memory than the system has free: "
+                "lower max_num_batched_tokens or kv_cache_memory."
+            ) from error
+
+    def _forward(self, batch: ForwardBatch, sampling: RowSampling | None) -> ForwardOutput:
         numbers = {self._number(layer): layer for layer in batch.hidden_layers}
         logits, sampled, hidden = self._model.forward(
             token_ids=batch.token_ids,
@@ -146,7 +163,7 @@ class NativeRunner:
         )
         if sampling is None:
             assert logits is not None
-            _check_numbers(not np.isnan(logits).any())
+            _check_numbers(bool((logits < np.inf).all()))
             output = ForwardOutput(logits=logits)
         else:
             assert sampled is not None
@@ -231,5 +248,5 @@ def _output(sampled: Mapping[str, np.ndarray], logits: np.ndarray | None) -> For
 def _check_numbers(holds: bool) -> None:
     if not holds:
         raise PacelineError(
-            "the model's logits are not numbers (NaN): its weights are damaged or overflow; check the file."
+            "the model's logits are not numbers (NaN or infinite): its weights are damaged or overflow; check the file."
         )
