@@ -53,7 +53,7 @@ def native(peer: Peer, **options) -> NativeRunner:
         packed_floats(peer.weights),
         **{
             "num_blocks": 64, "block_size": BLOCK_SIZE, "max_model_len": min(64, peer.spec.context_length),
-            "num_threads": 2, **options,
+            "num_threads": 1, **options,
         },
     )  # fmt: skip
 
@@ -124,7 +124,7 @@ def test_skipped_layers_hand_on_what_they_get() -> None:
     spec, weights = model_of_layers(peer, [0, 3])
     runner = native(peer)
     smaller = NativeRunner(
-        spec, packed_floats(weights), num_blocks=64, block_size=BLOCK_SIZE, max_model_len=64, num_threads=2
+        spec, packed_floats(weights), num_blocks=64, block_size=BLOCK_SIZE, max_model_len=64, num_threads=1
     )
     tokens = random_tokens(20)
     for chunk, context in ((tokens[:12], 0), (tokens[12:], 12)):
