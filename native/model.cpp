@@ -19,8 +19,6 @@ constexpr int kLogitRows = 32;         // rows whose logits are held at once
 constexpr size_t kLine = 64;           // bytes of a cache line
 constexpr int kPanels = 2;             // that go through a product together
 
-size_t padded(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
-
 int pairs_of(int panels) { return (panels + kPanels - 1) / kPanels; }
 
 // The panels [first, second) of one of several pieces of a product.
@@ -38,29 +36,6 @@ auto into(Rows& rows) {
 }
 
 }  // namespace
-
-Rows::Rows(int width) : width_(width), stride_(padded(width, kGroup)), groups_(padded(width, 256) / kGroup) {}
-
-void Rows::reserve(int count) {
-  values_.reserve(count * stride_);
-  const size_t tiled = padded(count, kBlockRows) * groups_;
-  quants_.reserve(tiled * kGroup);
-  scales_.reserve(tiled);
-  scaled_sums_.reserve(tiled);
-  negative_sums_.reserve(tiled * 2);
-}
-
-void Rows::quantise(const Kernels& kernels, int index, int first, int count) {
-  const size_t group = static_cast<size_t>(index / kBlockRows) * groups_ + first / kGroup;
-  const size_t at = group * kBlockRows + index % kBlockRows;
-  kernels.quantise(row(index) + first, count,
-                   {quants_.data() + at * kGroup, scales_.data() + at, scaled_sums_.data() + at,
-                    negative_sums_.data() + 2 * at});
-}
-
-Activations Rows::view() const {
-  return {values_.data(), stride_, quants_.data(), scales_.data(), scaled_sums_.data(), negative_sums_.data(), groups_};
-}
 
 struct Model::Piece {
   int request;

@@ -8,6 +8,7 @@
 
 #include "array.hpp"
 #include "kernels.hpp"
+#include "rows.hpp"
 #include "sampling.hpp"
 #include "thread_pool.hpp"
 
@@ -66,24 +67,6 @@ struct Outputs {
   const RowParams* sampling = nullptr;  // [M], null = logits alone are wanted
   RowResult* results = nullptr;         // [M]
   float* logits = nullptr;              // [M, vocab_size]
-};
-
-// float32 rows and what quantised weights read of them.
-class Rows {
- public:
-  explicit Rows(int width);
-  void reserve(int count);
-  float* row(int index) { return values_.data() + index * stride_; }
-  void quantise(const Kernels& kernels, int index) { quantise(kernels, index, 0, width_); }
-  void quantise(const Kernels& kernels, int index, int first, int count);  // whole groups
-  Activations view() const;
-
- private:
-  int width_;
-  size_t stride_, groups_;
-  Array<float> values_, scales_, scaled_sums_;
-  Array<int8_t> quants_;
-  Array<int32_t> negative_sums_;
 };
 
 class Model {
