@@ -11,6 +11,7 @@
 #include "fit_q4_1.hpp"
 #include "ggml_blocks.hpp"
 #include "pack_panels.hpp"
+#include "thread_pool.hpp"
 
 namespace paceline {
 namespace {
@@ -61,7 +62,7 @@ PanelFunction from_floats(Format format) {
   }
 }
 
-// Calls work(i) for each i below count, on all cores where there are bytes enough to fill them.
+// Calls work(i) for each i below count, on the cores of this process where there are bytes enough to fill them.
 template <class Work>
 void in_parallel(int count, size_t bytes, const Work& work) {
   std::atomic<int> next = 0;
@@ -70,7 +71,7 @@ void in_parallel(int count, size_t bytes, const Work& work) {
   };
   std::vector<std::thread> helpers;
   try {
-    const size_t threads = bytes < (size_t{1} << 18) ? 1 : std::thread::hardware_concurrency();
+    const size_t threads = bytes < (size_t{1} << 18) ? 1 : usable_cores();
     while (helpers.size() + 1 < threads) helpers.emplace_back(run);
   } catch (const std::exception&) {  // the system refuses more threads: those that there are do it all
   }
