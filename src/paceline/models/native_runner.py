@@ -59,10 +59,11 @@ class NativeRunner:
         one_of("kv_cache_dtype", kv_cache_dtype, get_args(KVType))
         if max_model_len is not None and max_model_len > spec.context_length:
             raise ConfigError(
-                f"max_model_len must be at most the model's context of {spec.context_length}; got {max_model_len}."
+                f"max_model_len must be at most the model's context of {spec.context_length}; got {max_model_len}: "
+                "lower it."
             )
         if num_threads is not None and not 1 <= num_threads <= _MAX_THREADS:
-            raise ConfigError(f"num_threads must be from 1 to {_MAX_THREADS}; got {num_threads}.")
+            raise ConfigError(f"num_threads must be from 1 to {_MAX_THREADS}; got {num_threads}: try {usable_cores()}.")
         self._spec = spec
         self._weights = weights
         context = max_model_len or spec.context_length

@@ -63,7 +63,8 @@ class TorchRunner:
         one_of("dtype", dtype, get_args(Precision))
         if max_model_len is not None and max_model_len > spec.context_length:
             raise ConfigError(
-                f"max_model_len must be at most the model's context of {spec.context_length}; got {max_model_len}."
+                f"max_model_len must be at most the model's context of {spec.context_length}; got {max_model_len}: "
+                "lower it."
             )
         self._device = _device(device)
         if num_threads is not None and num_threads > _MAX_THREADS:
