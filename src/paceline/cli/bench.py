@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from paceline.bench.workload import read_prompts, select
 from paceline.cli import options
 from paceline.cli.output import Column, category_table, note, print_json, progress_bar
 from paceline.config import at_least
-from paceline.models.runners import kv_dtype
+from paceline.models import runners
 from paceline.types import SamplingParams
 
 COLUMNS: tuple[Column, ...] = (
@@ -98,13 +97,7 @@ def bench(
             "ignore_eos": ignore_eos,
             "concurrency": concurrency,
             "repeats": repeats,
-            "engine": llm.config.engine,
-            "device": device,
-            "dtype": llm.config.dtype,
-            "quantization": quantization,
-            "kv_cache_dtype": kv_dtype(llm.config),
-            "threads": threads,
-            "speculation": asdict(config.speculation),
+            **runners.settings(llm.config),
         },
         "environment": describe_environment(),
     }

@@ -14,7 +14,7 @@ from paceline.bench.environment import describe_environment
 from paceline.cli import options
 from paceline.cli.output import note, print_json, progress_bar
 from paceline.config import EngineConfig, at_least, usable_cores
-from paceline.models.runners import kv_dtype
+from paceline.models import runners
 
 if TYPE_CHECKING:
     from paceline.interfaces import Runner
@@ -83,13 +83,7 @@ def profile(
         "settings": {
             "context": context,
             "repeats": repeats,
-            "engine": llm.config.engine,
-            "device": device,
-            "dtype": llm.config.dtype,
-            "quantization": quantization,
-            "kv_cache_dtype": kv_dtype(llm.config),
-            "threads": threads,
-            "speculation": asdict(config.speculation),
+            **runners.settings(llm.config),
         },
         "environment": describe_environment(),
     }

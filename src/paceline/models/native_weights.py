@@ -15,11 +15,10 @@ from typing import Literal
 import numpy as np
 
 from paceline import _native
+from paceline.config import Quantization
 from paceline.errors import CacheError, ConfigError, CorruptFileError
 from paceline.models.loader import LoadedModel
 from paceline.models.weights import LazyWeights, StoredMatrix
-
-Quantization = Literal["int8", "int4"]
 
 _FLOATS = ("F32", "F16", "BF16")
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")  # int8 where the other matrices are int4

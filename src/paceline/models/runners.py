@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.cache.budget import plan_blocks
 from paceline.config import CacheConfig, EngineConfig
@@ -75,6 +75,19 @@ def describe(model: LoadedModel, config: EngineConfig, runner: Runner) -> str:
     kept = config.quantization or (None if config.dtype == "auto" else config.dtype)
     weights = model.precision if kept is None else f"{kept} from {model.precision}"
     return f"{weights}, native engine ({_INSTRUCTION_SETS[runner.isa]})"  # type: ignore[attr-defined]  # NativeRunner's
+
+
+def settings(config: EngineConfig) -> dict[str, Any]:
+    """What a resolved config says of engine, types and drafting, for the JSON of a measurement."""
+    return {
+        "engine": config.engine,
+        "device": config.device,
+        "dtype": config.dtype,
+        "quantization": config.quantization,
+        "kv_cache_dtype": kv_dtype(config),
+        "threads": config.num_threads,
+        "speculation": asdict(config.speculation),
+    }
 
 
 def kv_dtype(config: EngineConfig) -> str:
