@@ -41,7 +41,7 @@ def render(results: dict[str, Any]) -> str:
             spread(ratios(rates[name], rates[plain]), "{:.2f}x") if plain in rates else "-",
             f"{section['identical']} of {section['requests']:.0f}" if "identical" in section else "-",
             f"{section['decode_tokens_per_second']:.1f}",
-            f"{section['prefill_tokens_per_second']:.0f}" if "prefill_tokens_per_second" in section else "-",
+            f"{section['prefill_tokens_per_second']:.0f}",
             *(f"{section['by_category'][category]['tokens_per_second']:.0f}" for category in categories),
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
