@@ -17,6 +17,11 @@ extern const Kernels kPortableKernels;
 namespace {
 
 #ifdef PACELINE_X86
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & (1u << 29)) != 0;
+}
+
 bool has_avx_vnni() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 4)) != 0;
@@ -36,8 +41,8 @@ const Kernels& select_kernels(const char* name) {
       {&kAvx512Kernels, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                             __builtin_cpu_supports("avx512vnni")},
-      {&kAvx2vnniKernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_avx_vnni()},
-      {&kAvx2Kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+      {&kAvx2vnniKernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() && has_avx_vnni()},
+      {&kAvx2Kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()},
 #endif
       {&kPortableKernels, true},
   };
