@@ -219,7 +219,9 @@ inline void blocks(const Matrix& w, int panel, const Activations& x, int row0, i
 }
 
 template <class V, Format kFormat>
-void tile(const Matrix& w, int panel, int panels, const Activations& x, int row0, int rows, float* out) {
+void tile(const Matrix& matrix, int panel, int panels, const Activations& x, int row0, int rows, float* out) {
+  Matrix w = matrix;
+  w.format = kFormat;  // known here: where its panels lie takes no divisions
   if (panels == 1) {
     blocks<V, kFormat, 1>(w, panel, x, row0, rows, out);
   } else {

@@ -50,9 +50,10 @@ void Rows::reserve(int count) {
   negative_sums_.reserve(tiled * 2);
 }
 
-void Rows::quantise(const Kernels& kernels, int index) {
-  const size_t at = index / kBlockRows * groups_ * kBlockRows + index % kBlockRows;
-  kernels.quantise(row(index), width_,
+void Rows::quantise(const Kernels& kernels, int index, int first, int count) {
+  const size_t group = static_cast<size_t>(index / kBlockRows) * groups_ + first / kGroup;
+  const size_t at = group * kBlockRows + index % kBlockRows;
+  kernels.quantise(row(index) + first, count,
                    {quants_.data() + at * kGroup, scales_.data() + at, scaled_sums_.data() + at,
                     negative_sums_.data() + 2 * at});
 }
@@ -159,8 +160,8 @@ void Model::prepare(Pass& pass) {
       pass.counts[start + i] = context + static_cast<int>(path.size());
       pass.paths[start + i] = path.data();
     }
-    for (int first = 0; first < own * group; first += kMaxQueries)
-      for (int head = 0; head < config_.num_kv_heads; head++)
+    for (int head = 0; head < config_.num_kv_heads; head++)  // outside: a thread's share has few heads, whose K/V it keeps
+      for (int first = 0; first < own * group; first += kMaxQueries)
         pass.pieces.push_back({r, head, first, std::min(kMaxQueries, own * group - first)});
   }
   for (Scratch& scratch : scratch_) {
@@ -278,11 +279,10 @@ void Model::attention_block(const Layer& layer, const KVPool& pool, Pass& pass, 
       },
       rows, [&](int row) { cache_row(layer, pool, pass, row, thread); });
 
-  stage(
-      thread, static_cast<int>(pass.pieces.size()), [&](int piece) { attend(layer, pool, pass, piece, thread); }, rows,
-      [&](int row) {
-        if (is_quantised(layer.output.format)) attended_.quantise(kernels_, row);
-      });
+  threads_.each(thread, static_cast<int>(pass.pieces.size()),
+                [&](int piece) { attend(layer, pool, pass, piece, thread); });
+  if (is_quantised(layer.output.format) && config_.head_dim % kGroup != 0)  // attend rounds heads of whole groups
+    each_row(thread, rows, [&](int row) { attended_.quantise(kernels_, row); });
 
   const int pieces = pieces_of(layer.output.panels());
   stage(
@@ -302,21 +302,18 @@ void Model::attention_block(const Layer& layer, const KVPool& pool, Pass& pass, 
 // What follows is called for each row when it has left the block.
 template <class Next>
 void Model::mlp_block(const Layer& layer, Pass& pass, int thread, const Next& next) {
-  const int rows = pass.rows, inner_pieces = pieces_of(layer.gate.panels());
-  stage(
-      thread, inner_pieces,
-      [&](int piece) {
-        const auto [begin, end] = share(layer.gate.panels(), inner_pieces, piece);
-        multiply(layer.gate, normed_.view(), rows, begin, end, into(inner_));
-        multiply(layer.up, normed_.view(), rows, begin, end, [&](int row, int panel, const float* values) {
-          float* inner = inner_.row(row) + panel * kLanes;
-          kernels_.gate(inner, values, kLanes, config_.gelu, inner);
-        });
-      },
-      rows,
-      [&](int row) {
-        if (is_quantised(layer.down.format)) inner_.quantise(kernels_, row);
-      });
+  const int rows = pass.rows, panels = layer.gate.panels(), inner_pieces = pieces_of(panels);
+  const bool rounds = is_quantised(layer.down.format);
+  threads_.each(thread, inner_pieces, [&](int piece) {
+    const auto [begin, end] = share(panels, inner_pieces, piece);
+    multiply(layer.gate, normed_.view(), rows, begin, end, into(inner_));
+    multiply(layer.up, normed_.view(), rows, begin, end, [&](int row, int panel, const float* values) {
+      float* inner = inner_.row(row) + panel * kLanes;
+      kernels_.gate(inner, values, kLanes, config_.gelu, inner);
+      if (rounds && (panel % kPanels == kPanels - 1 || panel == panels - 1))  // a pair of panels is a group of inputs
+        inner_.quantise(kernels_, row, panel / kPanels * kGroup, kGroup);
+    });
+  });
 
   const int pieces = pieces_of(layer.down.panels());
   stage(
@@ -396,11 +393,12 @@ void Model::attend(const Layer& layer, const KVPool& pool, Pass& pass, int index
     task.path[i] = pass.paths[row];
   }
   kernels_.attend[static_cast<int>(config_.kv_type)](task);
-  if (direct) return;
+  const bool rounds = is_quantised(layer.output.format) && config_.head_dim % kGroup == 0;
   for (int i = 0; i < piece.num_queries; i++) {
     const int row = start + (piece.first_query + i) / group;
     const int head = piece.kv_head * group + (piece.first_query + i) % group;
-    std::copy_n(task.outputs[i], config_.head_dim, attended_.row(row) + head * config_.head_dim);
+    if (!direct) std::copy_n(task.outputs[i], config_.head_dim, attended_.row(row) + head * config_.head_dim);
+    if (rounds) attended_.quantise(kernels_, row, head * config_.head_dim, config_.head_dim);
   }
 }
 

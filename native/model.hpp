@@ -74,7 +74,8 @@ class Rows {
   explicit Rows(int width);
   void reserve(int count);
   float* row(int index) { return values_.data() + index * stride_; }
-  void quantise(const Kernels& kernels, int index);
+  void quantise(const Kernels& kernels, int index) { quantise(kernels, index, 0, width_); }
+  void quantise(const Kernels& kernels, int index, int first, int count);  // whole groups
   Activations view() const;
 
  private:
