@@ -1,17 +1,20 @@
 #include "thread_pool.hpp"
 
 #ifdef __linux__
+#include <linux/futex.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #endif
 #include <unistd.h>
 
+#include <climits>
 #include <utility>
 
 namespace paceline {
 
 namespace {
 
-constexpr int kSpins = 3000;  // some ten microseconds of pauses: longer ones keep others from the cores
+constexpr int kSpins = 300;  // some ten microseconds of pauses: longer ones keep others from the cores
 
 void pause() {
 #if defined(__x86_64__)
@@ -20,6 +23,21 @@ void pause() {
   asm volatile("yield");
 #endif
 }
+
+// std::atomic's own wait yields some times before it sleeps, and on a busy machine each time others run for milliseconds;
+// who sleeps is back at once when woken.
+#ifdef __linux__
+void sleep_while(const std::atomic<uint32_t>& word, uint32_t value) {
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+
+void wake_sleepers(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+#else
+void sleep_while(const std::atomic<uint32_t>& word, uint32_t value) { word.wait(value); }
+void wake_sleepers(std::atomic<uint32_t>& word) { word.notify_all(); }
+#endif
 
 }  // namespace
 
@@ -53,7 +71,7 @@ void ThreadPool::start() {
 void ThreadPool::stop() {
   closing_.store(true);
   pass_.fetch_add(1);
-  pass_.notify_all();
+  wake_sleepers(pass_);
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
   closing_.store(false);
@@ -93,13 +111,13 @@ void ThreadPool::wait_while(const std::atomic<uint32_t>& word, uint32_t value) c
     pause();
   }
   sleepers_.fetch_add(1);
-  while (word.load() == value) word.wait(value);
+  while (word.load() == value) sleep_while(word, value);
   sleepers_.fetch_sub(1);
 }
 
 void ThreadPool::wake_all(std::atomic<uint32_t>& word) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (sleepers_.load() > 0) word.notify_all();
+  if (sleepers_.load() > 0) wake_sleepers(word);
 }
 
 }  // namespace paceline
