@@ -14,7 +14,7 @@ namespace paceline {
 
 namespace {
 
-constexpr int kSpins = 300;  // some ten microseconds of pauses: longer ones keep others from the cores
+constexpr int kSpins = 300;  // some microseconds: longer ones keep those from a busy core who are waited for
 
 void pause() {
 #if defined(__x86_64__)
@@ -24,8 +24,8 @@ void pause() {
 #endif
 }
 
-// std::atomic's own wait yields some times before it sleeps, and on a busy machine each time others run for milliseconds;
-// who sleeps is back at once when woken.
+// std::atomic's own wait yields some times before it sleeps, and on a busy machine strangers then run for milliseconds
+// each time; who sleeps is back as soon as it is woken.
 #ifdef __linux__
 void sleep_while(const std::atomic<uint32_t>& word, uint32_t value) {
   syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
