@@ -67,8 +67,9 @@ def test_activations_too_small_to_scale_are_zeros(case: str, isa: str) -> None:
     tiny = {name: values * np.float32(1e-42) if name.endswith("layernorm.weight") else values
             for name, values in weights.vectors.items()}  # fmt: skip
     runner = NativeRunner(
-        CASES[case][0], PackedWeights(weights.matrices, tiny), num_blocks=12, max_model_len=CONTEXT, isa=isa
-    )
+        CASES[case][0], PackedWeights(weights.matrices, tiny),
+        num_blocks=12, max_model_len=CONTEXT, num_threads=1, isa=isa,
+    )  # fmt: skip
     assert np.isfinite(logits_of(runner)).all()
 
 
@@ -78,7 +79,7 @@ def test_keys_and_values_beyond_float16_become_its_largest_number() -> None:
     for bias in (1e5, 1e7):
         names = [f"model.layers.{i}.self_attn.{part}_proj.bias" for i in range(3) for part in "kv"]
         weights = changed(case_weights("f32"), dict.fromkeys(names, bias))
-        outputs.append(logits_of(NativeRunner(spec, weights, num_blocks=12, max_model_len=CONTEXT)))
+        outputs.append(logits_of(NativeRunner(spec, weights, num_blocks=12, max_model_len=CONTEXT, num_threads=1)))
     assert np.isfinite(outputs[0]).all()
     assert_same_bits(outputs[1], outputs[0])
 
@@ -110,10 +111,14 @@ def test_an_interrupt_comes_after_the_pass() -> None:
     runner = case_runner("int4", num_threads=2)
     expected = logits_of(runner)
     interrupt = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        interrupt.start()
-        while True:
-            logits_of(runner)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            interrupt.start()
+            while True:
+                logits_of(runner)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert_same_bits(logits_of(runner), expected)
 
 
