@@ -1,6 +1,5 @@
-#include "bind_bandwidth.hpp"
-
 #include "bandwidth.hpp"
+#include "bindings.hpp"
 
 namespace paceline {
 

@@ -1,6 +1,4 @@
 // Python's view of the model: checks what it is given, since nothing behind it does.
-#include "bind_model.hpp"
-
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -11,9 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "bind_sampling.hpp"
+#include "bindings.hpp"
 #include "model.hpp"
 #include "pack.hpp"
+#include "sampled_rows.hpp"
 
 namespace paceline {
 namespace {
@@ -199,7 +198,7 @@ class PyModel {
     }
     const auto values = nb::cast<Vector<float>>(parts[name]);
     require(static_cast<int>(values.size()) == size, "a vector has the description's length");
-    float* copy = vectors_.emplace_back().reserve((size + kLanes - 1) / kLanes * kLanes);
+    float* copy = vectors_.emplace_back().reserve(padded(size, kLanes));
     std::memcpy(copy, values.data(), size * sizeof(float));
     return copy;
   }

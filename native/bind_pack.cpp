@@ -1,6 +1,4 @@
 // Python's view of packed matrices.
-#include "bind_pack.hpp"
-
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -8,39 +6,32 @@
 #include <optional>
 #include <string>
 
+#include "bindings.hpp"
 #include "pack.hpp"
 
 namespace paceline {
 namespace {
 
-using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Rows = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Floats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-PackedMatrix pack_blocks_of(const std::string& type, const Bytes& blocks, int outputs, int inputs,
-                            const std::optional<Rows>& row_order) {
+PackedMatrix pack_blocks_of(const std::string& type, const Vector<uint8_t>& blocks, int outputs, int inputs,
+                            const std::optional<Vector<int32_t>>& row_order) {
   std::span<const int32_t> order;
   if (row_order) order = {row_order->data(), row_order->size()};
   nb::gil_scoped_release released;
   return pack_ggml(type, {blocks.data(), blocks.size()}, outputs, inputs, order);
 }
 
-PackedMatrix pack_array(const Floats& values, const std::string& format) {
+PackedMatrix pack_array(const Table<float>& values, const std::string& format) {
   nb::gil_scoped_release released;
   return pack_floats(values.data(), static_cast<int>(values.shape(0)), static_cast<int>(values.shape(1)),
                      format_named(format));
 }
 
-nb::ndarray<nb::numpy, float, nb::ndim<2>> unpacked(const PackedMatrix& packed) {
+nb::object unpacked(const PackedMatrix& packed) {
   const Matrix matrix = packed.view();
-  const size_t outputs = matrix.outputs, inputs = matrix.inputs;
-  float* values = new float[outputs * inputs];
-  nb::capsule owner(values, [](void* pointer) noexcept { delete[] static_cast<float*>(pointer); });
-  {
-    nb::gil_scoped_release released;
-    unpack(matrix, values);
-  }
-  return {values, {outputs, inputs}, owner};
+  const auto [array, values] = new_array<float>({static_cast<size_t>(matrix.outputs), static_cast<size_t>(matrix.inputs)});
+  nb::gil_scoped_release released;
+  unpack(matrix, values);
+  return array;
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "bind_sampling.hpp"
+#include "sampled_rows.hpp"
 
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>

@@ -36,13 +36,16 @@ struct Choice {
 }  // namespace
 
 const Kernels& select_kernels(const char* name) {
+#ifdef PACELINE_X86
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+#endif
   const Choice choices[] = {
 #ifdef PACELINE_X86
       {&kAvx512Kernels, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                             __builtin_cpu_supports("avx512vnni")},
-      {&kAvx2vnniKernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() && has_avx_vnni()},
-      {&kAvx2Kernels, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()},
+      {&kAvx2vnniKernels, avx2 && has_avx_vnni()},
+      {&kAvx2Kernels, avx2},
 #endif
       {&kPortableKernels, true},
   };

@@ -47,7 +47,6 @@ struct Model::Piece {
 struct Model::Pass {
   const Batch& batch;
   const Outputs& outputs;
-  int rows;
   std::vector<Piece> pieces;
   std::vector<int> counts;                 // [T] keys that a token sees, from position 0
   std::vector<const int32_t*> paths;       // [T] own keys that a tree's node sees, or null
@@ -102,14 +101,14 @@ size_t Model::weight_bytes() const {
 }
 
 void Model::forward(const Batch& batch, const Outputs& outputs) {
-  Pass pass{batch, outputs, batch.num_tokens, {}, {}, {}, {}};
+  Pass pass{batch, outputs, {}, {}, {}, {}};
   prepare(pass);
   threads_.run([&](int thread) { run(pass, thread); });
 }
 
 void Model::prepare(Pass& pass) {
   const Batch& batch = pass.batch;
-  const int rows = pass.rows, group = config_.num_heads / config_.num_kv_heads;
+  const int rows = batch.num_tokens, group = config_.num_heads / config_.num_kv_heads;
   for (Rows* buffer : {&hidden_, &normed_, &residual_, &q_, &k_, &v_, &attended_, &inner_}) buffer->reserve(rows);
   queries_.reserve(static_cast<size_t>(rows) * config_.num_heads * dim_);
   const int logit_rows = std::min(batch.num_rows, kLogitRows);
@@ -191,7 +190,7 @@ void Model::multiply(const Matrix& w, const Activations& x, int rows, int first_
 
 void Model::run(Pass& pass, int thread) noexcept {
   const Batch& batch = pass.batch;
-  each_row(thread, pass.rows, [&](int row) {
+  each_row(thread, batch.num_tokens, [&](int row) {
     unpack_row(config_.embedding, batch.token_ids[row], hidden_.row(row));
     if (config_.embedding_scale != 1.0f)
       for (int i = 0; i < config_.hidden_size; i++) hidden_.row(row)[i] *= config_.embedding_scale;
@@ -236,7 +235,7 @@ void Model::run_layer(Pass& pass, size_t at, int thread) {
 }
 
 void Model::attention_block(const Layer& layer, const KVPool& pool, Pass& pass, int thread) {
-  const int rows = pass.rows;
+  const int rows = pass.batch.num_tokens;
   const Matrix* projections[] = {&layer.q, &layer.k, &layer.v};
   Rows* projected[] = {&q_, &k_, &v_};
   const int qkv_panels = layer.q.panels() + layer.k.panels() + layer.v.panels(), qkv_pieces = pieces_of(qkv_panels);
@@ -277,7 +276,7 @@ void Model::attention_block(const Layer& layer, const KVPool& pool, Pass& pass, 
 // What follows is called for each row when it has left the block.
 template <class Next>
 void Model::mlp_block(const Layer& layer, Pass& pass, int thread, const Next& next) {
-  const int rows = pass.rows, panels = layer.gate.panels(), inner_pieces = pieces_of(panels);
+  const int rows = pass.batch.num_tokens, panels = layer.gate.panels(), inner_pieces = pieces_of(panels);
   const bool rounds = is_quantised(layer.down.format);
   threads_.each(thread, inner_pieces, [&](int piece) {
     const auto [begin, end] = share(panels, inner_pieces, piece);

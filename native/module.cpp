@@ -1,8 +1,5 @@
 // Python bindings of the native engine; src/paceline/_native.pyi describes them.
-#include "bind_model.hpp"
-#include "bind_bandwidth.hpp"
-#include "bind_pack.hpp"
-#include "bind_sampling.hpp"
+#include "bindings.hpp"
 
 NB_MODULE(_native, module) {
   module.def("version", [] { return PACELINE_VERSION; });
