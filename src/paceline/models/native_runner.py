@@ -11,10 +11,10 @@ import numpy as np
 
 from paceline.config import one_of, usable_cores
 from paceline.errors import CacheError, ConfigError, CorruptFileError, PacelineError
-from paceline.interfaces import KVLayout
 from paceline.models.architecture import ModelSpec
 from paceline.models.native_weights import PackedWeights
 from paceline.models.rope import inverse_frequencies
+from paceline.models.runner_base import RunnerBase
 from paceline.sampling.sampler import sample_rows
 from paceline.types import ForwardBatch, ForwardOutput, Logprobs, RowSampling
 
@@ -31,7 +31,7 @@ def kv_bytes_per_block(spec: ModelSpec, *, block_size: int, kv_cache_dtype: KVTy
     return spec.num_layers * slots * 2 * spec.num_kv_heads * head_bytes
 
 
-class NativeRunner:
+class NativeRunner(RunnerBase):
     """A model with its paged K/V pool; fulfils interfaces.Runner.
 
     A row of logits depends on its own tokens alone, bit for bit: not on batch companions, chunks, tree shapes, slots or
@@ -57,22 +57,19 @@ class NativeRunner:
         from paceline import _native
 
         one_of("kv_cache_dtype", kv_cache_dtype, get_args(KVType))
-        if max_model_len is not None and max_model_len > spec.context_length:
-            raise ConfigError(
-                f"max_model_len must be at most the model's context of {spec.context_length}; got {max_model_len}: "
-                "lower it."
-            )
+        super().__init__(
+            spec,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            bytes_per_block=kv_bytes_per_block(spec, block_size=block_size, kv_cache_dtype=kv_cache_dtype),
+            max_model_len=max_model_len,
+        )
         if num_threads is not None and not 1 <= num_threads <= _MAX_THREADS:
             raise ConfigError(f"num_threads must be from 1 to {_MAX_THREADS}; got {num_threads}: try {usable_cores()}.")
-        self._spec = spec
         self._weights = weights
-        context = max_model_len or spec.context_length
-        self._max_model_len = min(context, num_blocks * block_size)
-        block_bytes = kv_bytes_per_block(spec, block_size=block_size, kv_cache_dtype=kv_cache_dtype)
-        self._kv = KVLayout(num_blocks=num_blocks, block_size=block_size, bytes_per_block=block_bytes)
         description = {
             **_sizes(spec),
-            **_layers(spec, weights, context),
+            **_layers(spec, weights, self._context),
             "num_blocks": num_blocks,
             "block_size": block_size,
             "int8_kv": kv_cache_dtype == "int8",
@@ -89,7 +86,7 @@ class NativeRunner:
             raise CorruptFileError(f"the model's weights do not fit its description ({error}).") from error
         except MemoryError as error:
             raise CacheError(
-                f"the K/V pool takes {num_blocks * block_bytes:,} bytes, more than the system has free: "
+                f"the K/V pool takes {num_blocks * self._kv.bytes_per_block:,} bytes, more than the system has free: "
                 "lower kv_cache_memory, max_num_seqs or max_model_len."
             ) from error
         except RuntimeError as error:
@@ -97,26 +94,6 @@ class NativeRunner:
                 f"the system refuses to start {num_threads} threads ({error}): lower num_threads."
             ) from error
         self._all_layers = np.arange(spec.num_layers, dtype=np.int32)
-
-    @property
-    def spec(self) -> ModelSpec:
-        """The model that runs."""
-        return self._spec
-
-    @property
-    def vocab_size(self) -> int:
-        """Columns of the logits."""
-        return self._spec.vocab_size
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens that one sequence may hold: the context, or the pool where that is smaller."""
-        return self._max_model_len
-
-    @property
-    def kv(self) -> KVLayout:
-        """Shape of the K/V pool."""
-        return self._kv
 
     @property
     def weights(self) -> PackedWeights:

@@ -13,8 +13,8 @@ import torch
 
 from paceline.config import one_of, usable_cores
 from paceline.errors import CacheError, ConfigError, PacelineError
-from paceline.interfaces import KVLayout
 from paceline.models.architecture import ModelSpec
+from paceline.models.runner_base import RunnerBase
 from paceline.models.torch_attention import AttentionPlan, AttentionShape
 from paceline.models.torch_decoder import TorchDecoder
 from paceline.models.weights import expected_shapes
@@ -37,7 +37,7 @@ def free_device_bytes(device: str) -> int | None:
     return torch.cuda.mem_get_info(chosen)[0] if chosen.type == "cuda" else None
 
 
-class TorchRunner:
+class TorchRunner(RunnerBase):
     """A model with its paged K/V pool; fulfils interfaces.Runner.
 
     weights: float32 arrays under the canonical names (those of Hugging Face's Llama), norms as effective multipliers.
@@ -61,11 +61,13 @@ class TorchRunner:
         num_threads: int | None = None,
     ) -> None:
         one_of("dtype", dtype, get_args(Precision))
-        if max_model_len is not None and max_model_len > spec.context_length:
-            raise ConfigError(
-                f"max_model_len must be at most the model's context of {spec.context_length}; got {max_model_len}: "
-                "lower it."
-            )
+        super().__init__(
+            spec,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            bytes_per_block=kv_bytes_per_block(spec, block_size=block_size, dtype=dtype),
+            max_model_len=max_model_len,
+        )
         self._device = _device(device)
         if num_threads is not None and num_threads > _MAX_THREADS:
             raise ConfigError(f"num_threads must be at most {_MAX_THREADS}; got {num_threads}.")
@@ -73,15 +75,7 @@ class TorchRunner:
             torch.set_num_threads(num_threads or usable_cores())
         elif num_threads is not None:
             raise ConfigError(f"num_threads is read on a CPU only; device {device!r} would ignore it: drop it.")
-        self._spec = spec
-        context = max_model_len or spec.context_length
-        self._max_model_len = min(context, num_blocks * block_size)
         self._dtype = torch.float32 if dtype == "float32" else torch.bfloat16
-        self._kv = KVLayout(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            bytes_per_block=kv_bytes_per_block(spec, block_size=block_size, dtype=dtype),
-        )
         self._attention = AttentionShape(
             num_heads=spec.num_heads,
             block_size=block_size,
@@ -97,7 +91,7 @@ class TorchRunner:
             smaller = "try bfloat16 or a smaller model" if dtype == "float32" else "try a smaller model"
             with _memory_for(f"a copy of the weights in {dtype}", weight_bytes, remedy=smaller):
                 self._decoder = TorchDecoder(
-                    spec, weights, max_model_len=context, dtype=self._dtype, device=self._device
+                    spec, weights, max_model_len=self._context, dtype=self._dtype, device=self._device
                 )
             with _memory_for("the K/V pool", pool_bytes, remedy="lower kv_cache_memory, max_num_seqs or max_model_len"):
                 self._pool = _zeros(
@@ -105,26 +99,6 @@ class TorchRunner:
                     dtype=self._dtype,
                     device=self._device,
                 )
-
-    @property
-    def spec(self) -> ModelSpec:
-        """The model that runs."""
-        return self._spec
-
-    @property
-    def vocab_size(self) -> int:
-        """Columns of the logits."""
-        return self._spec.vocab_size
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens that one sequence may hold: the context, or the pool where that is smaller."""
-        return self._max_model_len
-
-    @property
-    def kv(self) -> KVLayout:
-        """Shape of the K/V pool."""
-        return self._kv
 
     @property
     def weight_bytes(self) -> int:
