@@ -29,9 +29,11 @@ PackedMatrix pack_array(const Table<float>& values, const std::string& format) {
 nb::object unpacked(const PackedMatrix& packed) {
   const Matrix matrix = packed.view();
   const auto [array, values] = new_array<float>({static_cast<size_t>(matrix.outputs), static_cast<size_t>(matrix.inputs)});
-  nb::gil_scoped_release released;
-  unpack(matrix, values);
-  return array;
+  {
+    nb::gil_scoped_release released;
+    unpack(matrix, values);
+  }
+  return array;  // counts a reference: not without Python's lock
 }
 
 }  // namespace
