@@ -49,15 +49,19 @@ inline void score_tiles(const AttentionTask& task, const float* queries, const i
 
 template <class V, KVType kType, int kTiles>
 inline void score_tiles(const AttentionTask& task, const float* queries, const int64_t* places, float* const* out) {
-  switch (task.num_queries) {
-    case 1: score_tiles<V, kType, kTiles, 1>(task, queries, places, out); break;
-    case 2: score_tiles<V, kType, kTiles, 2>(task, queries, places, out); break;
-    case 3: score_tiles<V, kType, kTiles, 3>(task, queries, places, out); break;
-    case 4: score_tiles<V, kType, kTiles, 4>(task, queries, places, out); break;
-    case 5: score_tiles<V, kType, kTiles, 5>(task, queries, places, out); break;
-    case 6: score_tiles<V, kType, kTiles, 6>(task, queries, places, out); break;
-    case 7: score_tiles<V, kType, kTiles, 7>(task, queries, places, out); break;
-    default: score_tiles<V, kType, kTiles, 8>(task, queries, places, out); break;
+  constexpr int kTogether = V::kManyRegisters ? 8 : 4;  // queries
+  for (int q = 0; q < task.num_queries; q += kTogether, queries += kTogether, out += kTogether) {
+    const int rest = task.num_queries - q;
+    switch (rest < kTogether ? rest : kTogether) {
+      case 1: score_tiles<V, kType, kTiles, 1>(task, queries, places, out); break;
+      case 2: score_tiles<V, kType, kTiles, 2>(task, queries, places, out); break;
+      case 3: score_tiles<V, kType, kTiles, 3>(task, queries, places, out); break;
+      case 4: score_tiles<V, kType, kTiles, 4>(task, queries, places, out); break;
+      case 5: score_tiles<V, kType, kTiles, 5>(task, queries, places, out); break;
+      case 6: score_tiles<V, kType, kTiles, 6>(task, queries, places, out); break;
+      case 7: score_tiles<V, kType, kTiles, 7>(task, queries, places, out); break;
+      default: score_tiles<V, kType, kTiles, 8>(task, queries, places, out); break;
+    }
   }
 }
 
@@ -86,43 +90,57 @@ inline int64_t place_of(const AttentionTask& task, int key) {
   return (static_cast<int64_t>(task.blocks[block]) << task.pool.place_shift) + offset;
 }
 
-// Adds weight * value of the keys [begin, end) to kVectors * 16 dimensions of kQueries outputs, from dimension d on.
-// weights[q] is indexed by key; path, if any, says which own keys of the pass a node's keys are.
+// Adds weight * value of count keys that lie side by side in their tile, from the one at place on, to kVectors * 16
+// dimensions of kQueries outputs, from dimension d on. weights[q] is indexed by key.
 template <class V, KVType kType, int kQueries, int kVectors>
-inline void add_values(const AttentionTask& task, int first_query, const float* const* weights, int begin, int end, int d,
-                       const int32_t* path) {
+inline void add_run(const AttentionTask& task, int first_query, const float* const* weights, int key, int count,
+                    int64_t place, int d) {
   using F = typename V::F;
   const KVPool& pool = task.pool;
+  const size_t lane = place % kLanes, scales = pool.scales_at(place, task.kv_head) + kLanes + lane;
+  size_t row = pool.tile_at(place, task.kv_head) + (kLanes + lane) * pool.dim + d;
   F sums[kQueries][kVectors];
-  for (int q = 0; q < kQueries; q++)
+  const float* own[kQueries];  // of each query: its weights of these keys
+#pragma GCC unroll 8
+  for (int q = 0; q < kQueries; q++) {
+    own[q] = weights[q] + key;
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) sums[q][v] = V::load(task.outputs[first_query + q] + d + v * kLanes);
-  for (int key = begin; key < end; key++) {
-    const int index = path != nullptr && key >= task.context ? task.context + path[key - task.context] : key;
-    const int64_t place = place_of(task, index);
-    const int lane = static_cast<int>(place % kLanes);
-    const size_t row = pool.tile_at(place, task.kv_head) + static_cast<size_t>(kLanes + lane) * pool.dim + d;
+  }
+  for (int i = 0; i < count; i++, row += pool.dim) {
     F values[kVectors];
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) values[v] = load_kv<V, kType>(pool.data, row + v * kLanes);
+#pragma GCC unroll 8
     for (int q = 0; q < kQueries; q++) {
-      float weight = weights[q][key];
-      if constexpr (kType == KVType::kI8) weight *= pool.scales[pool.scales_at(place, task.kv_head) + kLanes + lane];
-      const F factor = V::set1(weight);
+      F factor = V::set1(own[q][i]);
+      if constexpr (kType == KVType::kI8) factor = V::mul(factor, V::set1(pool.scales[scales + i]));
+#pragma GCC unroll 4
       for (int v = 0; v < kVectors; v++) sums[q][v] = V::fma(factor, values[v], sums[q][v]);
     }
   }
+#pragma GCC unroll 8
   for (int q = 0; q < kQueries; q++)
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; v++) V::store(task.outputs[first_query + q] + d + v * kLanes, sums[q][v]);
 }
 
+// Adds weight * value of the keys [begin, end) to kQueries outputs; path, if any, says which own keys of the pass a node's
+// keys are.
 template <class V, KVType kType, int kQueries>
 inline void add_values(const AttentionTask& task, int first_query, const float* const* weights, int begin, int end,
                        const int32_t* path) {
-  if (begin >= end) return;
-  int d = 0;
-  for (; d + 4 * kLanes <= task.pool.dim; d += 4 * kLanes)
-    add_values<V, kType, kQueries, 4>(task, first_query, weights, begin, end, d, path);
-  for (; d < task.pool.dim; d += kLanes)
-    add_values<V, kType, kQueries, 1>(task, first_query, weights, begin, end, d, path);
+  constexpr int kVectors = V::kManyRegisters || kQueries == 1 ? 4 : kQueries == 2 ? 2 : 1;  // at once
+  for (int key = begin, count; key < end; key += count) {
+    const int index = path != nullptr && key >= task.context ? task.context + path[key - task.context] : key;
+    const int64_t place = place_of(task, index);
+    const int rest = task.pool.tile_lanes() - static_cast<int>(place % kLanes);
+    count = path != nullptr ? 1 : end - key < rest ? end - key : rest;
+    int d = 0;
+    for (; d + kVectors * kLanes <= task.pool.dim; d += kVectors * kLanes)
+      add_run<V, kType, kQueries, kVectors>(task, first_query, weights, key, count, place, d);
+    for (; d < task.pool.dim; d += kLanes) add_run<V, kType, kQueries, 1>(task, first_query, weights, key, count, place, d);
+  }
 }
 
 constexpr int kTilesAhead = 2;  // how far before their scores keys and values are fetched
@@ -145,8 +163,9 @@ inline void score(const AttentionTask& task, int base, int last, int lanes, floa
     for (int q = 0; q < task.num_queries; q++) out[q] = rows[q] + (key - base);
     for (int ahead = key + kTilesAhead * lanes; ahead < last && ahead < key + (kTilesAhead + 2) * lanes; ahead += lanes)
       prefetch_tile<V, kType>(task, place_of(task, ahead));
-    const int64_t places[] = {place_of(task, key), lanes == kLanes && key + lanes < last ? place_of(task, key + lanes) : -1};
-    if (places[1] >= 0) {
+    const bool two = V::kManyRegisters && lanes == kLanes && key + lanes < last;
+    const int64_t places[] = {place_of(task, key), two ? place_of(task, key + lanes) : -1};
+    if (two) {
       score_tiles<V, kType, 2>(task, queries, places, out);
       key += lanes;
     } else {
@@ -192,7 +211,7 @@ void attend(const AttentionTask& task) {
     const int keys = task.path[q] != nullptr && own > 0 ? task.context + task.path[q][own - 1] + 1 : task.count[q];
     if (keys > last) last = keys;
   }
-  const int lanes = 1 << task.pool.block_shift < kLanes ? 1 << task.pool.block_shift : kLanes;  // of a tile
+  const int lanes = task.pool.tile_lanes();
   const int base = first & ~(lanes - 1);
   float* rows[kMaxQueries];  // by key - base
   for (int q = 0; q < task.num_queries; q++) rows[q] = task.scratch + q * task.scratch_stride;

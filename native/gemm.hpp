@@ -5,6 +5,7 @@
 // are integers, hence exact in any order. While one pair of panels is used the next is fetched, evenly over all rows.
 #pragma once
 
+#include "dot.hpp"
 #include "kernels.hpp"
 
 namespace paceline {
@@ -13,40 +14,6 @@ namespace {
 constexpr size_t kNearBytes = 4096;  // far enough ahead where each weight is used once
 
 constexpr int shift_of(int zero) { return zero == 128 ? 7 : zero == 32 ? 5 : 0; }
-
-// Adds the products of half a group (16 inputs) to the integer sums of each row; x points at the group [kBlockRows, 32].
-template <class V, Quants kQuants, int kPanels, int kRows>
-inline void dot_half(const uint8_t* quants, size_t stride, int half, const int8_t* x, typename V::I (*sums)[kRows]) {
-  using I = typename V::I;
-  const int8_t* inputs = x + half * 16;
-  I w[kPanels][4];
-  for (int p = 0; p < kPanels; p++) {
-    const uint8_t* at = quants + p * stride;
-    if constexpr (kQuants == Quants::kU8) {
-      for (int c = 0; c < 4; c++) w[p][c] = V::load_bytes(at + (half * 4 + c) * 64);
-    } else {
-      const I first = V::load_bytes(at + half * 128), second = V::load_bytes(at + half * 128 + 64);
-      w[p][0] = V::low_nibbles(first);
-      w[p][1] = V::high_nibbles(first);
-      w[p][2] = V::low_nibbles(second);
-      w[p][3] = V::high_nibbles(second);
-      if constexpr (kQuants == Quants::kU6) {
-        const I plane = V::load_bytes(at + 256 + half * 64);
-        w[p][0] = V::template with_high_bits<0>(w[p][0], plane);
-        w[p][1] = V::template with_high_bits<1>(w[p][1], plane);
-        w[p][2] = V::template with_high_bits<2>(w[p][2], plane);
-        w[p][3] = V::template with_high_bits<3>(w[p][3], plane);
-      }
-    }
-  }
-  for (int c = 0; c < 4; c++) {
-    for (int r = 0; r < kRows; r++) {
-      const I four = V::set1_bytes(inputs + r * kGroup + c * 4);
-      for (int p = 0; p < kPanels; p++)
-        sums[p][r] = V::template dot<kQuants == Quants::kU8>(sums[p][r], w[p][c], four);
-    }
-  }
-}
 
 // What a block of rows fetches on its way through a pair of panels: its share of the groups of the next pair, since the
 // blocks after the first find this pair's in the cache and would leave the memory idle.
@@ -90,7 +57,11 @@ inline void add_unit(const uint8_t* scales, const uint8_t* quants, size_t stride
           const I start = V::set1_shifted(x_negative + 2 * r + half, kShift);
           for (int p = 0; p < kPanels; p++) sums[p][r] = start;
         }
-        dot_half<V, kTrait.quants, kPanels, kRows>(quants, stride, half, x, sums);
+        if (half == 0) {
+          dot<V, kTrait.quants, kPanels, kRows, 0, 1>(quants, stride, x, sums);
+        } else {
+          dot<V, kTrait.quants, kPanels, kRows, 1, 2>(quants, stride, x, sums);
+        }
         for (int p = 0; p < kPanels; p++) {
           const int8_t* fine = reinterpret_cast<const int8_t*>(scales + p * stride) + 32 + (2 * g + half) * 16;
           const F scale = V::mul(factor[p], V::load_i8(fine));
@@ -112,8 +83,7 @@ inline void add_unit(const uint8_t* scales, const uint8_t* quants, size_t stride
           start = V::add_i(V::set1_shifted(x_negative + 2 * r, kShift), V::set1_shifted(x_negative + 2 * r + 1, kShift));
         for (int p = 0; p < kPanels; p++) sums[p][r] = start;
       }
-      dot_half<V, kTrait.quants, kPanels, kRows>(quants, stride, 0, x, sums);
-      dot_half<V, kTrait.quants, kPanels, kRows>(quants, stride, 1, x, sums);
+      dot<V, kTrait.quants, kPanels, kRows, 0, 2>(quants, stride, x, sums);
       for (int p = 0; p < kPanels; p++) {
         if constexpr (kScales == Scales::kChannel) {
           for (int r = 0; r < kRows; r++) total[p][r] = V::fma(V::to_float(sums[p][r]), V::set1(x_scales[r]), total[p][r]);
@@ -222,10 +192,10 @@ template <class V, Format kFormat>
 void tile(const Matrix& matrix, int panel, int panels, const Activations& x, int row0, int rows, float* out) {
   Matrix w = matrix;
   w.format = kFormat;  // known here: where its panels lie takes no divisions
-  if (panels == 1) {
-    blocks<V, kFormat, 1>(w, panel, x, row0, rows, out);
-  } else {
+  if (panels == 2 && V::kManyRegisters) {
     blocks<V, kFormat, 2>(w, panel, x, row0, rows, out);
+  } else {
+    for (int p = 0; p < panels; p++) blocks<V, kFormat, 1>(w, panel + p, x, row0, rows, out + p * kTileRows * kLanes);
   }
   if (w.bias == nullptr) return;
   for (int p = 0; p < panels; p++) {

@@ -51,6 +51,8 @@ struct KVPool {
   int64_t place(int64_t slot) const {
     return (slot >> block_shift << place_shift) + (slot & ((int64_t{1} << block_shift) - 1));
   }
+  // Slots of a tile that are in use.
+  int tile_lanes() const { return 1 << block_shift < kLanes ? 1 << block_shift : kLanes; }
   // Index of a place's tile and head in data (elements), and in scales.
   size_t tile_at(int64_t place, int head) const { return head_of(place, head) * 2 * dim * kLanes; }
   size_t scales_at(int64_t place, int head) const { return head_of(place, head) * 2 * kLanes; }

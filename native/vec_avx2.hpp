@@ -17,6 +17,9 @@ struct Avx2 {
     __m256i a, b;
   };
 
+  static constexpr bool kNarrow = !kVnni;
+  static constexpr bool kManyRegisters = false;
+
   static F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static F set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
   static F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -111,10 +114,17 @@ struct Avx2 {
     __builtin_memcpy(&four, p, 4);
     return {_mm256_set1_epi32(four), _mm256_set1_epi32(four)};
   }
-  // kWide: quants up to 255; otherwise up to 63, whose products fit 16 bits in pairs
-  template <bool kWide>
-  static I dot(I acc, I w, I x) {
-    return {dot_register<kWide>(acc.a, w.a, x.a), dot_register<kWide>(acc.b, w.b, x.b)};
+  static I dot(I acc, I w, I x) { return {dot_register(acc.a, w.a, x.a), dot_register(acc.b, w.b, x.b)}; }
+  // sums of two products in 16 bits, which must fit; such sums added; and their pairs, times a factor, to 32 bits
+  static I pair_products(I w, I x) { return {_mm256_maddubs_epi16(w.a, x.a), _mm256_maddubs_epi16(w.b, x.b)}; }
+  static I add_pairs(I x, I y) {
+    I sums{_mm256_add_epi16(x.a, y.a), _mm256_add_epi16(x.b, y.b)};
+    asm("" : "+x"(sums.a), "+x"(sums.b));  // added here: put off, products would wait in memory
+    return sums;
+  }
+  static I add_widened(I acc, I pairs, int16_t factor) {
+    const __m256i f = _mm256_set1_epi16(factor);
+    return add_i(acc, {_mm256_madd_epi16(pairs.a, f), _mm256_madd_epi16(pairs.b, f)});
   }
   static I add_i(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
   static F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
@@ -177,18 +187,11 @@ struct Avx2 {
     const __m256i mask = _mm256_set1_epi8(static_cast<char>(byte));
     return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
   }
-  template <bool kWide>
   static __m256i dot_register(__m256i acc, __m256i w, __m256i x) {
 #ifdef __AVXVNNI__
     if constexpr (kVnni) return _mm256_dpbusd_avx_epi32(acc, w, x);
 #endif
-    const __m256i ones = _mm256_set1_epi16(1);
-    if constexpr (!kWide) return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), ones));
-    // The lower seven bits and the highest apart: 16-bit sums of pairs would overflow.
-    const __m256i low = _mm256_and_si256(w, _mm256_set1_epi8(127));
-    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(w, 7), _mm256_set1_epi8(1));
-    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(low, x), ones));
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(high, x), _mm256_set1_epi16(128)));
+    return acc;  // never called
   }
 };
 

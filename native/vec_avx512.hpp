@@ -12,6 +12,9 @@ struct Avx512 {
   using F = __m512;
   using I = __m512i;
 
+  static constexpr bool kNarrow = false;         // no integer dot products that add in 32 bits
+  static constexpr bool kManyRegisters = true;  // room for sums of two panels, or tiles of keys
+
   static F zero() { return _mm512_setzero_ps(); }
   static F set1(float x) { return _mm512_set1_ps(x); }
   static F load(const float* p) { return _mm512_loadu_ps(p); }
@@ -74,7 +77,6 @@ struct Avx512 {
     return _mm512_set1_epi32(four);
   }
   // acc + 4 unsigned bytes of each lane of w times the 4 signed bytes of x's
-  template <bool kWide>
   static I dot(I acc, I w, I x) {
     return _mm512_dpbusd_epi32(acc, w, x);
   }

@@ -33,6 +33,9 @@ struct Portable {
     return result;
   }
 
+  static constexpr bool kNarrow = false;         // no integer dot products that add in 32 bits
+  static constexpr bool kManyRegisters = false;  // room for sums of two panels, or tiles of keys
+
   static F zero() { return set1(0.0f); }
   static F set1(float x) {
     return each([&](int) { return x; });
@@ -143,7 +146,6 @@ struct Portable {
     std::memcpy(&four, p, 4);
     return each_i([&](int) { return four; });
   }
-  template <bool kWide>
   static I dot(I acc, I w, I x) {
     uint8_t unsigned_bytes[64];
     int8_t signed_bytes[64];
