@@ -42,18 +42,23 @@ def state_of(automaton: SuffixAutomaton, string: list[int]) -> int:
 def test_counts_ends_and_successors_of_every_string(text, max_length):
     automaton = automaton_of(text, max_length)
     automaton.check_integrity()
-    for start in range(len(text)):
-        for end in range(start + 1, len(text) + 1):
+    for start in range(len(text) + 1):
+        for end in range(start, len(text) + 1):
             string = text[start:end]
             state = state_of(automaton, string)
             places = ends(text, string)
-            assert automaton.length(automaton.link(state)) < len(string) <= automaton.length(state)
-            following = {text[e] for e in places if e < len(text)}
-            assert {token for token, _ in automaton.transitions(state, limit=99)} == following
+            assert len(string) <= automaton.length(state)
+            assert state == ROOT or automaton.longest_suffix(state)[1] < len(string)
+            followers = automaton.followers(state, limit=99)
+            assert {token for _, _, token, _ in followers} == {text[e] for e in places if e < len(text)}
             if len(string) <= max_length:
                 assert automaton.count(state) == len(places)
-                assert automaton.latest(state) == places[-1]
                 assert automaton.num_followed(state) == sum(e < len(text) for e in places)
+            if len(string) < max_length:
+                for count, latest, token, target in followers:
+                    longer = ends(text, [*string, token])
+                    assert (count, latest) == (len(longer), longer[-1])
+                    assert target == state_of(automaton, [*string, token])
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)
@@ -90,10 +95,10 @@ def test_shortened_string_is_its_suffix(text):
                 assert (state, length) == (state_of(automaton, string[len(string) - to :]), to)
 
 
-def test_transitions_are_limited_in_order_of_appearance():
+def test_followers_are_limited_in_order_of_appearance():
     automaton = automaton_of([1, 5, 1, 6, 1, 7, 1, 5])
     state = automaton.target(ROOT, 1)
-    assert [token for token, _ in automaton.transitions(state, limit=2)] == [5, 6]
+    assert [token for _, _, token, _ in automaton.followers(state, limit=2)] == [5, 6]
 
 
 @pytest.mark.parametrize("period", [1, 2, 700])

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 ROOT = 0  # the state of the empty string
 NO_STATE = -1
-_NO_TOKEN = -2  # no token of a text, -1 is a separator of SuffixStore
+SEPARATOR = -1  # stands between texts that share an automaton; not a token, so no text runs across it
+_NO_TOKEN = -2
 
 
 class SuffixAutomaton:
     """All substrings of the tokens appended so far, each in one state together with those that end at the same places.
 
-    A state's strings are the suffixes of its longest one, of `length(state)` tokens, down to one more than the length
-    of `link(state)`, whose strings are their further suffixes. Appending takes O(1) steps amortised (Blumer et al.
-    1985); a text of n tokens has at most 2n states and 3n transitions.
+    A state's strings are the suffixes of its longest one, of `length(state)` tokens, down to one more than that of
+    `longest_suffix(state)`, whose strings are their further suffixes. Appending takes O(1) steps amortised (Blumer et
+    al. 1985); a text of n tokens has at most 2n states and 3n transitions.
 
     Occurrences are counted as they come. Each token ends an occurrence of all suffixes of the text, which can be as
     many states as there are tokens (aaaa...), so only strings of at most `max_length` tokens are counted: at most that
-    many states a token, whatever the text. `count` and `latest` hold for states that have such a string.
+    many states a token, whatever the text. Counts hold for states that have such a string.
 
     Six int32 a state and a dictionary for the states that several tokens follow.
     """
@@ -30,7 +31,7 @@ class SuffixAutomaton:
         self.num_tokens = 0
         self._lengths = array("i", [0])
         self._links = array("i", [NO_STATE])
-        self._counts = array("i", [0])
+        self._counts = array("i", [1])  # the empty string occurs before, between and after all tokens
         self._latest = array("i", [0])
         # Most states are followed by one token only. Further ones are in a dictionary of the state.
         self._first_tokens = array("i", [_NO_TOKEN])
@@ -48,17 +49,14 @@ class SuffixAutomaton:
         """Tokens of the state's longest string."""
         return self._lengths[state]
 
-    def link(self, state: int) -> int:
-        """The state of the longest suffix that occurs elsewhere, too; NO_STATE for the root."""
-        return self._links[state]
+    def longest_suffix(self, state: int) -> tuple[int, int]:
+        """State and length of the longest suffix of the state's strings that also occurs elsewhere; not of the root."""
+        link = self._links[state]
+        return link, self._lengths[link]
 
     def count(self, state: int) -> int:
         """Occurrences of the state's strings."""
         return self._counts[state]
-
-    def latest(self, state: int) -> int:
-        """Tokens of the text up to the end of their latest occurrence."""
-        return self._latest[state]
 
     def num_followed(self, state: int) -> int:
         """Occurrences of the state's strings that a token follows: all but one at the text's end."""
@@ -71,11 +69,19 @@ class SuffixAutomaton:
         more = self._more.get(state)
         return NO_STATE if more is None else more.get(token, NO_STATE)
 
-    def transitions(self, state: int, *, limit: int) -> Iterator[tuple[int, int]]:
-        """(token, target) of the tokens that follow the state's strings: the first `limit` in order of appearance."""
-        if self._first_targets[state] != NO_STATE:
-            yield self._first_tokens[state], self._first_targets[state]
-            yield from islice(self._more.get(state, {}).items(), limit - 1)
+    def followers(self, state: int, *, limit: int) -> list[tuple[int, int, int, int]]:
+        """What follows the state's strings, the first `limit` tokens in order of appearance.
+
+        For each (count, latest, token, target): occurrences of the strings with the token after them, the end of the
+        latest, the token, and the state of the longer strings.
+        """
+        if self._first_targets[state] == NO_STATE:
+            return []
+        pairs = [(self._first_tokens[state], self._first_targets[state])]
+        if state in self._more:
+            pairs.extend(islice(self._more[state].items(), limit - 1))
+        counts, latest = self._counts, self._latest
+        return [(counts[target], latest[target], token, target) for token, target in pairs]
 
     def shorten(self, state: int, length: int, *, to: int) -> tuple[int, int]:
         """State and length of the suffix of at most `to` tokens of the state's string of `length` <= to + 1 tokens."""
@@ -88,16 +94,14 @@ class SuffixAutomaton:
         """State and length of the longest suffix of the text, up to max_length tokens, that also occurs earlier."""
         if self._counts[self._suffix] > 1:
             return self._suffix, self._suffix_length
-        link = max(self._links[self._suffix], ROOT)
-        return link, self._lengths[link]
+        return (ROOT, 0) if self._suffix == ROOT else self.longest_suffix(self._suffix)
 
     def find_suffix(self, tokens: Sequence[int]) -> tuple[int, int]:
         """State and length of the longest suffix of other tokens that occurs in the text."""
         state, length = ROOT, 0
         for token in tokens:
             while (target := self.target(state, token)) == NO_STATE and state != ROOT:
-                state = self._links[state]
-                length = self._lengths[state]
+                state, length = self.longest_suffix(state)
             if target != NO_STATE:
                 state, length = target, length + 1
         return state, length
@@ -158,21 +162,17 @@ class SuffixAutomaton:
         longer = self.target(self._suffix, token), self._suffix_length + 1
         self._suffix, self._suffix_length = self.shorten(*longer, to=self.max_length)
         links, counts, latest, state = self._links, self._counts, self._latest, self._suffix
-        while state != ROOT:
+        while state != NO_STATE:
             counts[state] += 1
             latest[state] = self.num_tokens
             state = links[state]
-        counts[ROOT] = latest[ROOT] = self.num_tokens
 
     def check_integrity(self) -> None:
         """Recounts sizes and occurrences. Raises AssertionError if anything is off."""
         assert self.num_states <= 2 * self.num_tokens + 1, f"{self.num_states} states of {self.num_tokens} tokens"
-        for state in range(1, self.num_states):
-            link = self._links[state]
-            assert self._lengths[link] < self._lengths[state], f"state {state} links to {link}, which is no shorter"
-            if self._lengths[link] >= self.max_length:
-                continue
-            assert 0 < self._latest[state] <= self.num_tokens, f"state {state} ends at {self._latest[state]}"
-            if self._lengths[link] + 1 < self.max_length:
-                followed = sum(self._counts[t] for _, t in self.transitions(state, limit=self.num_states))
+        for state, link in enumerate(self._links):
+            shortest = 0 if state == ROOT else self._lengths[link] + 1
+            assert shortest <= self._lengths[state], f"state {state} links to {link}, which is no shorter"
+            if shortest < self.max_length:
+                followed = sum(count for count, *_ in self.followers(state, limit=self.num_states))
                 assert followed == self.num_followed(state), f"state {state} is followed {followed} times"
