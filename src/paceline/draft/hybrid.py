@@ -16,6 +16,7 @@ from paceline.types import Draft, RequestView, Verdict
 _CLAIM = 0.5  # confidence of a node whose drafter gives none
 _PRIOR = 4.0  # nodes' worth of trust in what a drafter claims, before anything is known of it
 _KEEP = 0.98  # of what is known of a depth, for each draft that tests it: about the last 50 count
+_DEPTHS = 16  # that are told apart
 
 
 class HybridDrafter(Drafter):
@@ -115,8 +116,8 @@ class HybridDrafter(Drafter):
         reach: list[float] = []
         for (parent, _), chance in zip(nodes, chances, strict=True):
             reach.append(chance * reach[parent] if parent >= 0 else chance)
-        # No node outdoes its parent, and sorting is stable: a node is kept only if its parent is.
-        kept = sorted(sorted(range(len(nodes)), key=lambda node: -reach[node])[:budget])
+        # No node outdoes its parent, and sorting is stable in reverse, too: a node is kept only if its parent is.
+        kept = sorted(sorted(range(len(nodes)), key=reach.__getitem__, reverse=True)[:budget])
         new_index = {-1: -1, **{node: index for index, node in enumerate(kept)}}
         return Draft(
             token_ids=np.array([nodes[node][1] for node in kept], dtype=np.int32),
@@ -135,18 +136,19 @@ class TrackRecord:
     """
 
     def __init__(self) -> None:
-        self._right: dict[int, float] = defaultdict(float)  # by depth, 0 = children of the root
-        self._promised: dict[int, float] = defaultdict(float)
+        self._right = [0.0] * _DEPTHS  # 0 = children of the root; the last stands for all deeper ones, too
+        self._promised = [0.0] * _DEPTHS
+        self._ratios = [1.0] * _DEPTHS
 
     def chances(self, draft: Draft) -> list[float]:
         """For each node the probability that it is accepted once its parent is."""
         depths: list[int] = []
         result: list[float] = []
         for claim, parent in zip(_claims(draft), draft.parents.tolist(), strict=True):
-            depth = depths[parent] + 1 if parent >= 0 else 0
+            depth = min(depths[parent] + 1, _DEPTHS - 1) if parent >= 0 else 0
             depths.append(depth)
-            ratio = (self._right.get(depth, 0.0) + _PRIOR) / (self._promised.get(depth, 0.0) + _PRIOR)
-            result.append(min(1.0, claim * ratio))
+            chance = claim * self._ratios[depth]
+            result.append(chance if chance < 1.0 else 1.0)
         return result
 
     def note(self, draft: Draft, emitted: Sequence[int]) -> None:
@@ -162,9 +164,11 @@ class TrackRecord:
                 if token == emitted[depth]:
                     right[depth] += 1.0
                     depth_of[node] = depth + 1
-        for depth, sum_of_claims in promised.items():
-            self._right[depth] = _KEEP * self._right[depth] + right[depth]
-            self._promised[depth] = _KEEP * self._promised[depth] + sum_of_claims
+        for depth in promised:
+            at = min(depth, _DEPTHS - 1)
+            self._right[at] = _KEEP * self._right[at] + right[depth]
+            self._promised[at] = _KEEP * self._promised[at] + promised[depth]
+            self._ratios[at] = (self._right[at] + _PRIOR) / (self._promised[at] + _PRIOR)
 
 
 def _claims(draft: Draft) -> list[float]:
