@@ -34,6 +34,7 @@ _READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only som
     "options": ("method", (_PLUG_IN,)),
     "max_ngram": ("method", ("auto", "ngram")),
     "min_ngram": ("method", ("auto", "ngram")),
+    "store_tokens": ("method", ("suffix",)),
     "model": ("method", ("draft_model",)),
     "kv_cache_memory": ("method", ("draft_model",)),
     "typical_epsilon": ("verification", ("typical",)),
@@ -116,6 +117,7 @@ class SpeculationConfig:
     verification: Rule = "coupled"  # the first three are lossless; typical is not
     max_ngram: int = 4  # ngram: longest suffix that is looked up
     min_ngram: int = 2  # ngram: shortest
+    store_tokens: int = 0  # suffix: tokens of past outputs that all requests draft from, too
     model: str | None = None  # draft_model: catalog name, folder, GGUF file or hub id
     kv_cache_memory: int | None = None  # draft_model: bytes of its own K/V cache
     options: Mapping[str, Any] | None = None  # plug-in: keyword arguments of its class
@@ -137,6 +139,7 @@ class SpeculationConfig:
                     f"num_speculative_tokens must be at most {MAX_DRAFT_TOKENS}; got {self.num_speculative_tokens}: "
                     f"try {_DRAFT_TOKENS.get(self.method, 16)}."
                 )
+        at_least("store_tokens", self.store_tokens, 0, example=100_000)
         at_least("min_ngram", self.min_ngram, 1)
         at_least("max_ngram", self.max_ngram, 1)
         if self.max_ngram < self.min_ngram:
@@ -167,12 +170,15 @@ class SpeculationConfig:
         """num_speculative_tokens, or the method's default."""
         return self.num_speculative_tokens or _DRAFT_TOKENS.get(self.method, 16)
 
+    def _kinds(self) -> tuple[str, ...]:
+        return tuple(name if name in METHODS else _PLUG_IN for name in self.methods)
+
     def _check_options(self) -> None:
         if self.options is None:
             return
         if not (isinstance(self.options, Mapping) and all(isinstance(name, str) for name in self.options)):
             raise ConfigError(f"options must be keyword arguments of the plug-in, by name; got {self.options!r:.100}.")
-        if sum(name not in METHODS for name in self.methods) > 1:
+        if self._kinds().count(_PLUG_IN) > 1:
             raise ConfigError(
                 f"options cannot tell the plug-ins of {self.method!r} apart: give them defaults, or derive classes."
             )
@@ -184,10 +190,7 @@ class SpeculationConfig:
                 continue
             chooser, readers = _READ_BY[name]
             chosen = getattr(self, chooser)
-            kinds = (
-                [name if name in METHODS else _PLUG_IN for name in self.methods] if chooser == "method" else [chosen]
-            )
-            if not any(kind in readers for kind in kinds):
+            if not any(kind in readers for kind in (self._kinds() if chooser == "method" else (chosen,))):
                 raise ConfigError(
                     f"{name} is read with {chooser} {' or '.join(readers)} only; {chooser} {chosen!r} would ignore it: "
                     "drop it."
@@ -227,14 +230,14 @@ class SpeculationConfig:
 
 def _check_methods(method: object) -> None:
     """Raises ConfigError unless each of the names joined by + is a built-in method or may be a plug-in."""
-    names = [name.strip() for name in method.split("+")] if isinstance(method, str) else [method]
+    names = [name.strip() for name in method.split("+")] if isinstance(method, str) else [repr(method)]
     for name in names:
-        if isinstance(name, str) and (name in METHODS or is_plug_in_path(name)):
+        if name in METHODS or is_plug_in_path(name):
             continue
         choices = (*METHODS, *installed_plug_ins())
-        if isinstance(name, str) and name in choices:
+        if name in choices:
             continue
-        nearest = [*difflib.get_close_matches(str(name), choices, n=1), choices[0]][0]
+        nearest = [*difflib.get_close_matches(name, choices, n=1), choices[0]][0]
         raise ConfigError(
             f"method must be one of {', '.join(choices)}, some of them joined by +, or a plug-in as "
             f"package.module:Class; got {name!r:.100}: try {nearest}."

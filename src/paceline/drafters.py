@@ -39,8 +39,12 @@ def create(
     order = _Order(config, target, runner, verifier, progress)
     if config.speculation.method == "none":
         return None
-    [drafter] = [_build(method, order) for method in config.speculation.methods]
-    return drafter
+    drafters = [_build(method, order) for method in config.speculation.methods]
+    if len(drafters) == 1:
+        return drafters[0]
+    from paceline.draft.hybrid import HybridDrafter
+
+    return HybridDrafter(drafters, vocab_size=runner.vocab_size)
 
 
 def _build(method: str, order: _Order) -> Drafter:
@@ -85,7 +89,7 @@ def _draft_model(order: _Order) -> Drafter:
 def _suffix(order: _Order) -> Drafter:
     from paceline.draft.suffix import SuffixDrafter
 
-    return SuffixDrafter(chain=order.verifier.chains_only)
+    return SuffixDrafter(chain=order.verifier.chains_only, store_tokens=order.config.speculation.store_tokens)
 
 
 def _recycle(order: _Order) -> Drafter:
