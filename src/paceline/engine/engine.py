@@ -10,11 +10,12 @@ import numpy as np
 from paceline.cache.manager import CacheManager
 from paceline.config import CacheConfig, SchedulerConfig, at_least
 from paceline.control.policy import FixedLength
+from paceline.draft.check import check_draft
 from paceline.engine import outcome
-from paceline.engine.draft_check import check_draft
 from paceline.engine.packing import Rows, pack
 from paceline.engine.request import Request, Sequence
 from paceline.engine.scheduler import ScheduledSequence, Scheduler
+from paceline.engine.self_test import SelfTest
 from paceline.errors import ConfigError, DraftMismatchError, PromptError
 from paceline.interfaces import Controller, Drafter, Runner, Tokenizer, Verifier
 from paceline.types import (
@@ -75,6 +76,7 @@ class Engine:
         )
         self.requests: dict[str, Request] = {}  # those that are not finished, by id
         self._num_requests = 0
+        self._self_test = SelfTest(drafter.name) if drafter is not None else None
         self._finished = SpeculationMetrics()  # of the requests that are over
 
     @property
@@ -206,6 +208,7 @@ class Engine:
             self.cache,
             want_laws=self.verifier.needs_laws,
             hidden_layers=self.drafter.hidden_layers if self.drafter is not None else (),
+            num_successors=self.drafter.num_successors if self.drafter is not None else 0,
         )
         return _Pass(batch, self.runner.forward(batch, sampling), rows)
 
@@ -270,11 +273,21 @@ class Engine:
         verdicts: list[Verdict | None],
         passed: _Pass,
     ) -> None:
-        if self.drafter is None:
+        if self.drafter is None or self._self_test is None:
             return
+        for draft, verdict in zip(drafts, verdicts, strict=True):
+            if draft is not None and verdict is not None:
+                self._self_test.note(draft, num_accepted=len(verdict.path))
         views = [part.view for part in plan]
         self.controller.observe(views, drafts, verdicts)
-        self.drafter.observe(views, drafts, verdicts, hidden=passed.output.hidden, starts=passed.batch.query_starts)
+        self.drafter.observe(
+            views,
+            drafts,
+            verdicts,
+            hidden=passed.output.hidden,
+            starts=passed.batch.query_starts,
+            successors=_successors(passed),
+        )
 
     def _move_path(self, sequence: Sequence, path: tuple[int, ...], *, first_node: int) -> None:
         """Accepted nodes take the key indices that plain decoding would have given them."""
@@ -326,6 +339,14 @@ class Engine:
         allowed = params.allowed_token_ids
         if len(banned) >= vocab_size if allowed is None else banned.issuperset(allowed):
             raise ConfigError("allowed_token_ids, banned_token_ids and min_tokens together leave no token to sample.")
+
+
+def _successors(passed: _Pass) -> list[np.ndarray | None]:
+    """Each sequence's own rows of the pass's successors; None where it sampled nothing, or nobody asked."""
+    found = passed.output.successors
+    if found is None:
+        return [None] * len(passed.rows)
+    return [found[own.sample] if own.sample.stop > own.sample.start else None for own in passed.rows]
 
 
 def _delta(sequence: Sequence, token_ids: list[int], *, output: RequestOutput | None = None) -> Delta:
