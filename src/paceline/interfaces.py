@@ -86,6 +86,7 @@ class Drafter(Protocol):
 
     name: str
     hidden_layers: tuple[int | str, ...] = ()  # layers of the target whose hidden states `observe` wants
+    num_successors: int = 0  # best next tokens of each sampled row that `observe` wants
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         """One draft of at most budgets[i] >= 1 nodes for each view, or None where there is nothing to guess."""
@@ -99,11 +100,14 @@ class Drafter(Protocol):
         *,
         hidden: Mapping[int | str, Any],
         starts: np.ndarray,
+        successors: Sequence[np.ndarray | None],
     ) -> None:
         """Told of each step: views as they were before it, their drafts, and what became of these.
 
         hidden maps each layer of `hidden_layers` to [T, d], the runner's own array type; view i owns the rows
-        starts[i]:starts[i+1], its pending tokens and then its nodes.
+        starts[i]:starts[i+1], its pending tokens and then its nodes. successors holds, for each view, [1+N, k] int32,
+        the `num_successors` ids of the largest raw logits, best first: row 0 of what follows the root, row j + 1 of
+        what follows node j, accepted or not. It is None where nothing was sampled, and where none are wanted.
         """
 
     def release(self, request_id: str) -> None:

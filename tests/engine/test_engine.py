@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from paceline.engine.counters import counters
+from paceline.engine.probe import last_row
 from paceline.errors import ConfigError, DraftMismatchError, PromptError
 from paceline.interfaces import Drafter
+from paceline.testing import ScriptedDrafter
 from paceline.types import Draft, DraftLaw, SamplingParams
 from toy_engine import PROMPT, TOKENIZER, make_engine, oracle, run
 
@@ -120,7 +122,7 @@ def test_drafters_are_told_what_became_of_their_drafts() -> None:
     engine = make_engine(oracle(answer))
     seen = []
     assert engine.drafter is not None
-    engine.drafter.observe = lambda views, drafts, verdicts, *, hidden, starts: seen.append(  # type: ignore[method-assign]
+    engine.drafter.observe = lambda views, drafts, verdicts, *, starts, **_: seen.append(  # type: ignore[method-assign]
         (len(views[0].token_ids), None if drafts[0] is None else len(drafts[0]), verdicts[0], starts.tolist())
     )
     run(engine, [PROMPT], params)
@@ -129,6 +131,57 @@ def test_drafters_are_told_what_became_of_their_drafts() -> None:
         (len(PROMPT) + 1, 4, [0, 5]),
     ]
     assert seen[1][2].path == (0, 1, 2, 3)
+
+
+class Watcher(ScriptedDrafter):
+    """Notes the successors that it is told of."""
+
+    num_successors = 3
+
+    def __init__(self, script) -> None:
+        super().__init__(script)
+        self.seen: list[tuple] = []  # (known tokens, draft, successors of the view)
+
+    def observe(self, views, drafts, verdicts, *, hidden, starts, successors) -> None:
+        known = [view.token_ids.tolist() for view in views]
+        self.seen += zip(known, drafts, successors, strict=True)
+
+
+def best_next(token_ids: list[int]) -> list[int]:
+    """The three largest raw logits after a text, computed on their own."""
+    logits, _ = last_row(
+        make_engine(), np.array(token_ids, np.int32), SamplingParams(), prompt_length=len(token_ids), seed=0
+    )
+    return np.argsort(-logits, kind="stable")[:3].tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_drafters_are_told_the_best_successors_of_root_and_nodes(temperature: float) -> None:
+    """Nodes of a wrong branch included; requests that share the pass, and prompt rows, shift nothing."""
+    params = SamplingParams(
+        temperature=temperature, seed=1, max_tokens=10, ignore_eos=True, prompt_logprobs=1, repetition_penalty=1.5
+    )
+    answer = [*PROMPT, *run(make_engine(), [PROMPT], params)[0].token_ids]
+    drafter = Watcher(oracle(answer, tree=True))
+    run(make_engine(drafter=drafter, max_num_batched_tokens=8), [PROMPT, PROMPT[:5]], params)
+    assert any(draft is not None and not draft.is_chain for _, draft, _ in drafter.seen)
+    assert any(successors is None for _, _, successors in drafter.seen), "no chunk of a prompt without a sampled row"
+    for known, draft, successors in drafter.seen:
+        if successors is None:
+            assert draft is None
+            continue
+        texts = [known]
+        for token, parent in [] if draft is None else zip(draft.token_ids.tolist(), draft.parents, strict=True):
+            texts.append([*texts[parent + 1], token])
+        assert successors.dtype == np.int32
+        assert successors.tolist() == [best_next(text) for text in texts]
+
+
+def test_successors_that_nobody_wants_are_not_computed() -> None:
+    drafter = Watcher(lambda view: [1, 2])
+    drafter.num_successors = 0
+    run(make_engine(drafter=drafter), [PROMPT], SamplingParams(max_tokens=4))
+    assert {successors for _, _, successors in drafter.seen} == {None}
 
 
 def test_the_first_token_is_never_drafted() -> None:

@@ -206,6 +206,7 @@ class Engine:
             self.cache,
             want_laws=self.verifier.needs_laws,
             hidden_layers=self.drafter.hidden_layers if self.drafter is not None else (),
+            num_successors=self.drafter.num_successors if self.drafter is not None else 0,
         )
         return _Pass(batch, self.runner.forward(batch, sampling), rows)
 
@@ -274,7 +275,14 @@ class Engine:
             return
         views = [part.view for part in plan]
         self.controller.observe(views, drafts, verdicts)
-        self.drafter.observe(views, drafts, verdicts, hidden=passed.output.hidden, starts=passed.batch.query_starts)
+        self.drafter.observe(
+            views,
+            drafts,
+            verdicts,
+            hidden=passed.output.hidden,
+            starts=passed.batch.query_starts,
+            successors=_successors(passed),
+        )
 
     def _move_path(self, sequence: Sequence, path: tuple[int, ...], *, first_node: int) -> None:
         """Accepted nodes take the key indices that plain decoding would have given them."""
@@ -326,6 +334,14 @@ class Engine:
         allowed = params.allowed_token_ids
         if len(banned) >= vocab_size if allowed is None else banned.issuperset(allowed):
             raise ConfigError("allowed_token_ids, banned_token_ids and min_tokens together leave no token to sample.")
+
+
+def _successors(passed: _Pass) -> list[np.ndarray | None]:
+    """Each sequence's own rows of the pass's successors; None where it sampled nothing, or nobody asked."""
+    found = passed.output.successors
+    if found is None:
+        return [None] * len(passed.rows)
+    return [found[own.sample] if own.sample.stop > own.sample.start else None for own in passed.rows]
 
 
 def _delta(sequence: Sequence, token_ids: list[int], *, output: RequestOutput | None = None) -> Delta:

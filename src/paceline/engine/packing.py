@@ -28,6 +28,7 @@ def pack(
     *,
     want_laws: bool,
     hidden_layers: tuple[int | str, ...] = (),
+    num_successors: int = 0,
 ) -> tuple[ForwardBatch, RowSampling | None, list[Rows]]:
     """Pending tokens and draft nodes of all sequences, one sequence after another."""
     token_ids: list[np.ndarray] = []
@@ -70,7 +71,8 @@ def pack(
     if not row_start:
         return batch, None, rows
     sampled_positions = batch.positions[batch.logit_rows].astype(np.uint32) + np.uint32(1)
-    return batch, _row_sampling(plan, drafts, rows, sampled_positions, want_laws=want_laws), rows
+    sampling = _row_sampling(plan, drafts, rows, sampled_positions, want_laws=want_laws, num_successors=num_successors)
+    return batch, sampling, rows
 
 
 def _rows(part: ScheduledSequence, draft: Draft | None, row_start: int) -> Rows:
@@ -140,6 +142,7 @@ def _row_sampling(
     positions: np.ndarray,
     *,
     want_laws: bool,
+    num_successors: int,
 ) -> RowSampling:
     sequences = [part.sequence for part in plan]
     owner = np.repeat(np.arange(len(plan)), [own.sample.stop - own.prompt.start for own in rows])  # [M] each row's own
@@ -169,6 +172,7 @@ def _row_sampling(
         allowed=_allowed(sequences, rows),
         num_logprobs=max(wanted, default=None),
         logprob_ids=logprob_ids,
+        num_successors=num_successors,
         want_logits=want_laws and bool(wanted),
         want_laws=want_laws and any(draft is not None for draft in drafts),
     )
