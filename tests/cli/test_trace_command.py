@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def invoke(*args: object, code: int = 0, **options) -> str:
 
 
 def node(text: str, parent: int, *, confidence: float | None = None) -> TraceNode:
-    return TraceNode(ord(text[-1]), text, parent, "ngram", confidence, -0.6931)
+    return TraceNode(ord(text[-1]), text, parent, ("ngram",), confidence, -0.6931)
 
 
 def sample(text: str) -> TraceSample:
@@ -107,6 +108,12 @@ def test_a_tree_shows_the_fate_of_each_node() -> None:
 def test_nodes_after_a_stop_were_not_reached() -> None:
     stopped = step(1, " a", path=(0,), nodes=(node(" a", -1), node(" b", 0), node(" c", -1)), final=None, kind=None)
     assert [line.plain for line in _tree(stopped)] == ['├ + " a" 0.50', '│ . " b" 0.50', '└ x " c" 0.50']
+
+
+def test_drafters_are_named_where_there_are_several() -> None:
+    nodes = (replace(node(" a", -1), proposers=("suffix", "recycle")), node(" b", 0))
+    lines = [line.plain for line in _tree(step(1, " a", " c", kind="recovered", path=(0,), nodes=nodes))]
+    assert lines == ['+ " a" 0.50 suffix+recycle', '├ x " b" 0.50 ngram', '└ ! " c" 0.90 recovered']
 
 
 def test_colours_on_a_terminal(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ def trace(
     """Show a trace: the text in the colours of its tokens' origins, then each step and its draft.
 
     A line of a tree is a drafted token: + accepted, x rejected (the target sampled something else), . never reached;
-    then the target's probability of it, before sampling parameters; [the drafter's confidence]; and -> what the target
-    would have sampled next, where no node holds it. The final token is marked ! recovered, * bonus or = plain.
+    then the target's probability of it, before sampling parameters; [the drafter's confidence]; the drafters,
+    where there are several; and -> what the target would have sampled next, where no node holds it. The final token is marked ! recovered, * bonus or = plain.
     """
     from rich.console import Console
 
@@ -113,8 +113,8 @@ def _step(step: TraceStep) -> Iterator[Text]:
     elif not step.nodes:
         yield _text(f"step {step.step}, position {step.position}: ", "dim").append(_final(step)).append(times, "dim")
     else:
-        sources = ", ".join(dict.fromkeys(_visible(node.source) for node in step.nodes))
-        counts = f"{len(step.nodes)} nodes by {sources}, {len(step.path)} accepted"
+        names = dict.fromkeys(name for node in step.nodes for name in node.proposers)
+        counts = f"{len(step.nodes)} nodes by {', '.join(names)}, {len(step.path)} accepted"
         yield _text(f"step {step.step}, position {step.position}: {counts}{times}", "dim")
         yield from _tree(step)
 
@@ -165,6 +165,8 @@ def _node(step: TraceStep, index: int, held: set[int]) -> Text:
     line = _text(f"{mark} {_quoted(node.text)}", style).append(f" {_probability(node.logprob)}")
     if node.confidence is not None:
         line.append(f" [{node.confidence:.2f}]")
+    if len({node.proposers for node in step.nodes}) > 1:
+        line.append(_visible(f" {'+'.join(node.proposers)}"), "dim")
     if step.samples and index not in step.path and step.samples[index + 1].token_id not in held:
         line.append(f" -> {_quoted(step.samples[index + 1].text)}", "dim")
     return line

@@ -50,7 +50,7 @@ class TraceNode:
     token_id: int
     text: str  # what it adds to its parent's
     parent: int  # index of the parent node, -1 = root
-    source: str  # who drafted it
+    proposers: tuple[str, ...]  # the drafters behind it
     confidence: float | None  # the drafter's estimate that it is accepted once its parent is
     logprob: float | None  # the target's own, raw, after the node's parent; None = -inf
 

@@ -139,7 +139,8 @@ class TracedEngine(Engine):
         for node, (parent, found) in enumerate(zip(parents, described[len(sampled) : -1], strict=True)):
             assert draft is not None
             confidence = None if draft.confidence is None else _rounded(float(draft.confidence[node]))
-            nodes.append(TraceNode(found.token_id, found.text, parent, draft.source, confidence, found.logprob))
+            names = (draft.source,) if draft.proposers is None else draft.proposers[node]
+            nodes.append(TraceNode(found.token_id, found.text, parent, names, confidence, found.logprob))
         return {
             "nodes": tuple(nodes),
             "samples": tuple(described[: len(sampled)]),
