@@ -205,3 +205,10 @@ def test_a_file_that_cannot_be_written_ends_it_before_the_model_is_looked_for(co
     assert "trace file" in line
     assert "cannot be written" in line
     assert line.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk to be had")
+def test_a_full_disk_is_one_line(tiny_llama: Path) -> None:
+    stderr = invoke("generate", tiny_llama, "--prompt", "ab", *SMALL, "--trace", "/dev/full", code=2)
+    assert "No space left on device: /dev/full" in stderr
+    assert stderr.count("\n") == 1

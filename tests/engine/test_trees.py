@@ -72,7 +72,7 @@ def test_crowded_trees_are_accepted_moved_preempted_and_copied(block_size: int) 
     assert scenario.engine.metrics.acceptance_length > 1.5
 
 
-@pytest.mark.parametrize("num_nodes", [1, 2, 3, 5, 8, 13, 21, 34, 55, 64])
+@pytest.mark.parametrize("num_nodes", [3, 5, 8, 13, 21, 34, 55, 64])
 @pytest.mark.parametrize("params", [PENALISED, replace(PENALISED, temperature=0.0, logprobs=2)], ids=["race", "greedy"])
 def test_the_right_path_hidden_at_the_end_of_a_tree_is_accepted_whole(num_nodes: int, params: SamplingParams) -> None:
     """Each node of the path comes last among siblings that are wrong; penalties count the path before it."""

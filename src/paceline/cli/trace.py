@@ -34,8 +34,9 @@ def trace(
     """Show a trace: the text in the colours of its tokens' origins, then each step and its draft.
 
     A line of a tree is a drafted token: + accepted, x rejected (the target sampled something else), . never reached;
-    then the target's probability of it, before sampling parameters; [the drafter's confidence]; the drafters,
-    where there are several; and -> what the target would have sampled next, where no node holds it. The final token is marked ! recovered, * bonus or = plain.
+    then the target's probability of it, before sampling parameters; [the drafter's confidence]; the drafters, where
+    there are several; and -> what the target would have sampled next, where no node holds it. The final token is
+    marked ! recovered, * bonus or = plain.
     """
     from rich.console import Console
 

@@ -1,7 +1,7 @@
 """The trace file: JSON lines that tell what each step did to each request, and their reader.
 
 A header comes first, then a line for each request as it is first computed, and one for each of its steps. Lines are
-flushed step by step, so that a run that is interrupted leaves whole lines behind, but for the last one if it is killed.
+written out step by step, so that an interrupted run leaves whole ones behind, but for the last if it is killed.
 """
 
 from __future__ import annotations
@@ -123,19 +123,26 @@ class TraceFile:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         try:
-            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  # open for as long as the engine runs
+            # Open for as long as the engine runs, and unbuffered: what a full disk refused must not come up again
+            self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
                 f"the trace file {fspath(path)!r} cannot be written ({reason}): choose another place."
             ) from error
+        self._path = fspath(path)
         weakref.finalize(self, self._file.close)
 
     def write(self, *lines: TraceHeader | TraceRequest | TraceStep) -> None:
-        """Adds lines; they are in the file when this returns. Raises OSError where the disk is full."""
+        """Adds lines; they are in the file when this returns. Raises OSError, with the file's name, on a full disk."""
         values = ({"type": _TYPES[type(line)], **asdict(line)} for line in lines)
-        self._file.write("".join(json.dumps(value, ensure_ascii=False, default=str) + "\n" for value in values))
-        self._file.flush()
+        data = "".join(json.dumps(value, ensure_ascii=False, default=str) + "\n" for value in values).encode()
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            error.filename = self._path
+            raise
 
 
 def read_trace(path: str) -> Trace:
