@@ -30,6 +30,7 @@ from toy_engine import TOKENIZER
 
 V = TOKENIZER.vocab_size
 CONTEXT = 40  # tokens a sequence may hold
+WIDE_CONTEXT = 110  # room for trees of 64 nodes
 MAX_STEPS = 4000  # far beyond what any scenario needs: a request that is still there was lost
 STEM = [0, 5, 2, 7, 7, 3, 5, 2, 7, 9, 4, 4, 8, 3, 5, 2]  # prompts begin with a part of it, so prefixes are shared
 
@@ -107,19 +108,39 @@ def arrivals(params: st.SearchStrategy[SamplingParams]) -> st.SearchStrategy[lis
 
 
 @st.composite
-def any_setting(draw: st.DrawFn, drafters: tuple[str, ...]) -> Setting:
-    block_size = draw(st.sampled_from([1, 2, 4, 8]))
-    least = -(-CONTEXT // block_size)
+def any_setting(
+    draw: st.DrawFn,
+    drafters: tuple[str, ...],
+    *,
+    context: int = CONTEXT,
+    max_draft_tokens: int = 6,
+    block_sizes: tuple[int, ...] = (1, 2, 4, 8),
+) -> Setting:
+    block_size = draw(st.sampled_from(block_sizes))
+    least = -(-context // block_size)
     return Setting(
         block_size=block_size,
         num_blocks=least + draw(st.sampled_from([0, 1, 3, 4 * least])),
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.sampled_from([1, 2, 5, 16, 64])),
         prefix_caching=draw(st.booleans()),
-        num_draft_tokens=draw(st.integers(1, 6)),
+        num_draft_tokens=draw(st.integers(1, max_draft_tokens)),
         drafter=draw(st.sampled_from(drafters)),
         draft_blocks=draw(st.sampled_from([2, least // 2 + 1, least, 5 * least])),
         seed=draw(st.integers(0, 1000)),
+    )
+
+
+def wide_setting() -> st.SearchStrategy[Setting]:
+    """Trees of 1 to 64 nodes on blocks of 1 to 64 tokens; the runner holds sequences of WIDE_CONTEXT."""
+    sizes = (1, 2, 4, 8, 16, 32, 64)
+    return any_setting(("tree",), context=WIDE_CONTEXT, max_draft_tokens=64, block_sizes=sizes)
+
+
+def long_params(params: st.SearchStrategy[SamplingParams]) -> st.SearchStrategy[SamplingParams]:
+    """The same, with outputs long enough for wide trees; some reach the end of the context."""
+    return st.builds(
+        lambda own, length: replace(own, max_tokens=length), params, st.sampled_from([30, 70, WIDE_CONTEXT])
     )
 
 
@@ -174,12 +195,13 @@ def script(
             return coming
         if chosen == "wrong":
             return [t if rng.random() < 0.7 else rng.randrange(V) for t in coming]
+        reach = rng.choice([1, 2, 4, setting.num_draft_tokens])  # parents are this near: from chains to bushes
         depths, parents, tokens = [], [], []
         for node in range(setting.num_draft_tokens):
-            parent = rng.randrange(-1, node)
+            parent = rng.randrange(max(-1, node - reach), node)
             depths.append(0 if parent < 0 else depths[parent] + 1)
             parents.append(parent)
-            tokens.append(coming[depths[-1]] if rng.random() < 0.6 else rng.randrange(V))
+            tokens.append(coming[depths[-1]] if rng.random() < 0.8 else rng.randrange(V))
         return Draft(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), source="tree")
 
     return propose

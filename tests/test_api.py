@@ -35,7 +35,7 @@ FIELDS = {
     "Completion": ["index", "text", "token_ids", "finish_reason", "stop_reason", "logprobs", "origins"],
 }  # fmt: skip
 METHODS = {  # of LLM: parameters that may be given by position, and by keyword only
-    "__init__": (["model"], ["config", "speculation", "progress"]),
+    "__init__": (["model"], ["config", "speculation", "progress", "trace"]),
     "generate": (["prompts", "params"], ["progress"]),
     "chat": (["messages", "params"], ["progress"]),
     "stream": (["prompt", "params"], []),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
+import paceline
 from paceline import drafters, verify
 from paceline.config import EngineConfig, SpeculationConfig
 from paceline.control.policy import FixedLength
@@ -18,6 +20,8 @@ from paceline.engine.engine import Engine
 from paceline.engine.interrupt import deferred_interrupt
 from paceline.engine.probe import last_row
 from paceline.engine.progress import BatchProgress
+from paceline.engine.trace import FORMAT, TraceFile, TraceHeader
+from paceline.engine.traced import TracedEngine
 from paceline.errors import CacheError, ConfigError, PromptError
 from paceline.interfaces import Runner
 from paceline.models import runners
@@ -39,7 +43,8 @@ class LLM:
 
     model: a catalog name (`paceline models`), a folder of Hugging Face files, a GGUF file, a hub id, or a LoadedModel.
     speculation: what `SpeculationConfig.parse` reads, e.g. "ngram" or {"method": "draft_model", "model": "..."};
-    it takes the place of the config's. progress: show bars while a model is fetched.
+    it takes the place of the config's. progress: show bars while a model is fetched. trace: a file for what each step
+    does, drafts and probabilities included, to be read by `paceline trace`; it slows decoding down.
 
     Raises ModelError if the model cannot be had, CacheError if the K/V budget is too small, DraftMismatchError if the
     drafter does not fit, MissingDependencyError if no engine is installed, ConfigError for a wrong setting.
@@ -52,11 +57,13 @@ class LLM:
         config: EngineConfig | None = None,
         speculation: str | Mapping[str, Any] | SpeculationConfig | None = None,
         progress: bool = True,
+        trace: str | PathLike[str] | None = None,
     ) -> None:
         config = config or EngineConfig()
         if speculation is not None:
             config = replace(config, speculation=SpeculationConfig.parse(speculation))
         self.config = config = runners.resolve(config)
+        trace_file = None if trace is None else TraceFile(trace)  # before the model: that takes long to load
         self._model = _load(model, progress=progress)
         self.tokenizer = self._model.tokenizer
         self.runner = runners.create_runner(
@@ -65,7 +72,7 @@ class LLM:
         _check_room(config, self.runner)
         rule = config.speculation
         verifier = verify.create(rule.verification, epsilon=rule.typical_epsilon, alpha=rule.typical_alpha)
-        self.engine = Engine(
+        self.engine = (Engine if trace_file is None else partial(TracedEngine, trace=trace_file))(
             self.runner,
             tokenizer=self.tokenizer,
             verifier=verifier,
@@ -77,6 +84,8 @@ class LLM:
             scheduler=config.scheduler,
             cache=config.cache,
         )
+        if trace_file is not None:
+            trace_file.write(TraceHeader(FORMAT, paceline.__version__, self.model_card, runners.settings(config)))
         self._deltas: dict[str, deque[Delta]] = {}
 
     @property

@@ -17,9 +17,15 @@ from paceline.bench.workload import Prompt
 from paceline.cli.output import output_json
 from paceline.cli.profile import curve_json
 from paceline.cli.verify import equality_json
+from paceline.engine.trace import TraceHeader, TraceNode, TraceRequest, TraceSample, TraceStep, TraceToken
 from paceline.testing import ToyModel
 from paceline.types import Completion, RequestOutput, SpeculationMetrics
 
+TRACED = {
+    field.name: 0
+    for line in (TraceHeader, TraceRequest, TraceStep, TraceNode, TraceSample, TraceToken)
+    for field in dataclasses.fields(line)
+}
 DOCS = Path(__file__).parents[2] / "docs"
 OUTPUT = RequestOutput(
     request_id="r",
@@ -67,7 +73,9 @@ def test_cli_page_is_current():
 
 
 @pytest.mark.parametrize(
-    "value", [GENERATED, MEASURED, VERIFIED, PROFILED], ids=["generate", "bench", "verify", "profile"]
+    "value",
+    [GENERATED, MEASURED, VERIFIED, PROFILED, TRACED],
+    ids=["generate", "bench", "verify", "profile", "trace"],
 )
 def test_json_names_are_in_the_glossary(value):
     glossary = set(re.findall(r"`([\w.:]+)`", (DOCS / "glossary.md").read_text(encoding="utf-8")))

@@ -10,12 +10,25 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from engine_scenarios import CONTEXT, Arrival, Setting, V, any_params, any_setting, arrivals, greedy_params, play
+from engine_scenarios import (
+    CONTEXT,
+    WIDE_CONTEXT,
+    Arrival,
+    Setting,
+    V,
+    any_params,
+    any_setting,
+    arrivals,
+    greedy_params,
+    long_params,
+    play,
+    wide_setting,
+)
 from native_models import PLAIN, random_weights
 from paceline.models.native_runner import NativeRunner
 from paceline.models.native_weights import PackedWeights
 
-SPEC = replace(PLAIN, vocab_size=V, context_length=CONTEXT, num_layers=2, ropes=PLAIN.ropes[:2], windows=(None, 9))
+SPEC = replace(PLAIN, vocab_size=V, context_length=WIDE_CONTEXT, num_layers=2, ropes=PLAIN.ropes[:2], windows=(None, 9))
 without_logprobs = greedy_params.map(lambda params: replace(params, logprobs=None))  # under such rules NumPy's
 in_small_doses = settings(
     derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -49,6 +62,10 @@ def native_int8(**options) -> NativeRunner:
     return native(**options, kv_cache_dtype="int8")
 
 
+def native_wide(**options) -> NativeRunner:
+    return native(**options, max_model_len=WIDE_CONTEXT)
+
+
 @pytest.mark.parametrize("make_runner", [native, native_int8])
 @settings(in_small_doses, max_examples=50)
 @given(
@@ -56,6 +73,12 @@ def native_int8(**options) -> NativeRunner:
 )
 def test_coupled_writes_what_plain_decoding_writes(make_runner, setting: Setting, plan: list[Arrival]) -> None:
     play(setting, plan, make_runner=make_runner)
+
+
+@settings(in_small_doses, max_examples=25)
+@given(wide_setting(), arrivals(long_params(any_params())))
+def test_trees_of_any_size_and_shape(setting: Setting, plan: list[Arrival]) -> None:
+    play(setting, plan, make_runner=native_wide)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

@@ -26,6 +26,7 @@ def chat(
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     seed: options.Seed = None,
+    trace: options.Trace = None,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
@@ -60,7 +61,7 @@ def chat(
 
     from paceline.llm import LLM
 
-    llm = LLM(model, config=config, progress=True)
+    llm = LLM(model, config=config, progress=True, trace=trace)
     if not llm.tokenizer.has_chat_template:
         raise ConfigError(f"{model} has no chat template: use `paceline generate`, or an instruct model.")
     note(llm.model_card)

@@ -34,6 +34,7 @@ def generate(
     seed: options.Seed = None,
     n: Annotated[int, typer.Option(help="Choices.")] = 1,
     logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities, and the top N.")] = None,
+    trace: options.Trace = None,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
@@ -83,7 +84,7 @@ def generate(
 
     from paceline.llm import LLM
 
-    llm = LLM(model, config=config, progress=True)
+    llm = LLM(model, config=config, progress=True, trace=trace)
     note(llm.model_card)
     output = _run(llm, _input(llm, text, raw=raw, system=system), params, live=not as_json)
     if as_json:

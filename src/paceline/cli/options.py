@@ -93,6 +93,13 @@ MaxModelLen = Annotated[
     int | None,
     typer.Option(help="Tokens a sequence may hold; default: the model's context.", rich_help_panel="Engine"),
 ]
+Trace = Annotated[
+    str | None,
+    typer.Option(
+        help="Write what each step does to this file, drafts and probabilities included; `paceline trace` shows it.",
+        metavar="FILE",
+    ),
+]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

@@ -28,6 +28,7 @@ def verify(
     min_p: options.MinP = 0.0,
     seed: options.FixedSeed = 0,
     concurrency: options.Concurrency = 1,
+    trace: options.Trace = None,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
@@ -68,7 +69,7 @@ def verify(
 
     from paceline.llm import LLM
 
-    llm = LLM(model, config=config, progress=True)
+    llm = LLM(model, config=config, progress=True, trace=trace)
     note(llm.model_card)
     with progress_bar("verifying", total=len(chosen)) as advance:
         equality = compare(llm, chosen, params=params, batch_size=concurrency, advance=advance)

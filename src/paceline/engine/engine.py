@@ -24,13 +24,14 @@ from paceline.types import (
     ForwardBatch,
     ForwardOutput,
     RequestOutput,
+    RowSampling,
     SamplingParams,
     SpeculationMetrics,
     Verdict,
 )
 
 
-class _Pass(NamedTuple):
+class Pass(NamedTuple):
     """A target pass: what went in, what came out, and each sequence's rows of it."""
 
     batch: ForwardBatch
@@ -198,7 +199,7 @@ class Engine:
                 plan[indices[k]].sequence.lengths_fixed = False
         return drafts
 
-    def _forward(self, plan: list[ScheduledSequence], drafts: list[Draft | None]) -> _Pass:
+    def _forward(self, plan: list[ScheduledSequence], drafts: list[Draft | None]) -> Pass:
         copies = [copy for part in plan for copy in part.copies]
         if copies:
             self.runner.move(*self.cache.copy_slots(copies))
@@ -210,9 +211,12 @@ class Engine:
             hidden_layers=self.drafter.hidden_layers if self.drafter is not None else (),
             num_successors=self.drafter.num_successors if self.drafter is not None else 0,
         )
-        return _Pass(batch, self.runner.forward(batch, sampling), rows)
+        return Pass(batch, self._compute(batch, sampling), rows)
 
-    def _verify(self, plan: list[ScheduledSequence], drafts: list[Draft | None], passed: _Pass) -> list[Verdict | None]:
+    def _compute(self, batch: ForwardBatch, sampling: RowSampling | None) -> ForwardOutput:
+        return self.runner.forward(batch, sampling)
+
+    def _verify(self, plan: list[ScheduledSequence], drafts: list[Draft | None], passed: Pass) -> list[Verdict | None]:
         """Which nodes are kept, and the token after them; None for prompts that are not through."""
         verdicts: list[Verdict | None] = []
         output = passed.output
@@ -242,7 +246,7 @@ class Engine:
         plan: list[ScheduledSequence],
         drafts: list[Draft | None],
         verdicts: list[Verdict | None],
-        passed: _Pass,
+        passed: Pass,
     ) -> list[Delta]:
         """Tokens appended up to their stop, accepted K/V moved into place, metrics counted."""
         self._observe(plan, drafts, verdicts, passed)
@@ -271,7 +275,7 @@ class Engine:
         plan: list[ScheduledSequence],
         drafts: list[Draft | None],
         verdicts: list[Verdict | None],
-        passed: _Pass,
+        passed: Pass,
     ) -> None:
         if self.drafter is None or self._self_test is None:
             return
@@ -341,7 +345,7 @@ class Engine:
             raise ConfigError("allowed_token_ids, banned_token_ids and min_tokens together leave no token to sample.")
 
 
-def _successors(passed: _Pass) -> list[np.ndarray | None]:
+def _successors(passed: Pass) -> list[np.ndarray | None]:
     """Each sequence's own rows of the pass's successors; None where it sampled nothing, or nobody asked."""
     found = passed.output.successors
     if found is None:
