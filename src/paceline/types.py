@@ -278,6 +278,10 @@ class RequestView:
     seed: int
     stream: int
     attempt: int  # the request's speculative steps so far
+    num_computed: int = 0  # tokens whose K/V is in the target's cache
+    block_table: np.ndarray | None = (
+        None  # [blocks] int32 of the target's cache, until the call returns; None = no cache
+    )
 
 
 @dataclass(frozen=True, slots=True)
