@@ -19,6 +19,7 @@ from paceline import verify
 from paceline.config import CacheConfig, SchedulerConfig
 from paceline.control.policy import FixedLength
 from paceline.draft.draft_model import DraftModelDrafter
+from paceline.draft.layer_skip import LayerSkipDrafter
 from paceline.draft.ngram import NgramDrafter
 from paceline.engine.engine import Engine
 from paceline.interfaces import Runner
@@ -122,7 +123,7 @@ def any_setting(draw: st.DrawFn, drafters: tuple[str, ...]) -> Setting:
 
 
 def toy(**options: Any) -> ToyModel:
-    return ToyModel(**{"vocab_size": V, "seed": 3, "order": 3, "max_model_len": CONTEXT, **options})
+    return ToyModel(**{"vocab_size": V, "seed": 3, "order": 3, "max_model_len": CONTEXT, "skip_drift": 0.7, **options})
 
 
 def engine_of(runner: Runner, *, rule: str = "coupled", drafter: Any = None, setting: Setting) -> Engine:
@@ -184,8 +185,9 @@ def script(
 
 
 def drafter_of(
-    setting: Setting, answers: dict[str, list[int]], *, needs_law: bool, make_runner: MakeRunner = toy
+    setting: Setting, answers: dict[str, list[int]], *, needs_law: bool, make_runner: MakeRunner, runner: Runner
 ) -> Any:
+    """runner: the target's, which some drafters share."""
     if setting.drafter == "none":
         return None
     if setting.drafter == "ngram":
@@ -199,6 +201,8 @@ def drafter_of(
             max_num_batched_tokens=setting.max_num_batched_tokens,
             eos_ids=TOKENIZER.eos_ids,
         )
+    if setting.drafter == "layer_skip":
+        return LayerSkipDrafter(runner, layers=(0,), eos_ids=TOKENIZER.eos_ids)
     return ScriptedDrafter(script(setting.drafter, answers, setting))
 
 
@@ -209,10 +213,10 @@ class Scenario:
         self.plan = plan
         self.make_runner = make_runner
         self.answers: dict[str, list[int]] = {}
-        self.drafter = drafter_of(
-            setting, self.answers, needs_law=rule in ("rejection", "block"), make_runner=make_runner
-        )
         runner = make_runner(num_blocks=setting.num_blocks, block_size=setting.block_size)
+        self.drafter = drafter_of(
+            setting, self.answers, needs_law=rule in ("rejection", "block"), make_runner=make_runner, runner=runner
+        )
         self.engine = engine_of(runner, rule=rule, drafter=self.drafter, setting=setting)
         self.ids: dict[int, str] = {}
         self.started: dict[int, int] = {}

@@ -279,9 +279,7 @@ class RequestView:
     stream: int
     attempt: int  # the request's speculative steps so far
     num_computed: int = 0  # tokens whose K/V is in the target's cache
-    block_table: np.ndarray | None = (
-        None  # [blocks] int32 of the target's cache, until the call returns; None = no cache
-    )
+    block_table: np.ndarray | None = None  # [blocks] int32 of that cache, valid during the call; None = no cache
 
 
 @dataclass(frozen=True, slots=True)
