@@ -29,8 +29,8 @@ class ToyModel:
 
     order: the row depends on this many last tokens only, so that texts repeat and drafters are right at times; None =
     all. peakedness: standard deviation of the logits. drift: standard deviation of an own addition to the logits, which
-    makes a draft model that agrees with ToyModel(seed=seed) more or less often. skip_drift: the same in passes over some
-    layers only.
+    makes a draft model that agrees with ToyModel(seed=seed) more or less often. skip_drift: the same in passes over
+    some layers only.
     """
 
     def __init__(

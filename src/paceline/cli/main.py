@@ -14,6 +14,7 @@ from paceline.cli.generate import generate
 from paceline.cli.guard import guarded
 from paceline.cli.models import models
 from paceline.cli.profile import profile
+from paceline.cli.tune_layers import tune_layers
 from paceline.cli.verify import verify
 
 app = typer.Typer(
@@ -39,5 +40,5 @@ def root(
     """Speculative decoding: the target model's own text, in fewer serial steps."""
 
 
-for command in (generate, chat, demo, verify, bench, profile, models):
+for command in (generate, chat, demo, verify, bench, profile, tune_layers, models):
     app.command()(guarded(command))
