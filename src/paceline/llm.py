@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
-from paceline import verify
+from paceline import drafters, verify
 from paceline.config import EngineConfig, SpeculationConfig
 from paceline.control.policy import FixedLength
 from paceline.engine.counters import counters
@@ -19,7 +19,7 @@ from paceline.engine.interrupt import deferred_interrupt
 from paceline.engine.probe import last_row
 from paceline.engine.progress import BatchProgress
 from paceline.errors import CacheError, ConfigError, PromptError
-from paceline.interfaces import Drafter, Runner
+from paceline.interfaces import Runner
 from paceline.models import runners
 from paceline.sampling.sampler import race_margin
 from paceline.types import Delta, RequestOutput, SamplingParams
@@ -69,9 +69,11 @@ class LLM:
             self.runner,
             tokenizer=self.tokenizer,
             verifier=verifier,
-            drafter=_drafter(config, self._model, self.runner, needs_laws=verifier.needs_laws, progress=progress),
-            controller=FixedLength(rule.num_speculative_tokens),
-            max_draft_tokens=rule.num_speculative_tokens,
+            drafter=drafters.create(
+                config, target=self._model, runner=self.runner, verifier=verifier, progress=progress
+            ),
+            controller=FixedLength(rule.max_draft_tokens),
+            max_draft_tokens=rule.max_draft_tokens,
             scheduler=config.scheduler,
             cache=config.cache,
         )
@@ -244,37 +246,6 @@ def _check_room(config: EngineConfig, runner: Runner) -> None:
             f"the KV budget holds {runner.max_model_len:,} tokens, max_model_len is {config.max_model_len:,}: "
             f"give kv_cache_memory {needed:,} bytes, or lower max_model_len."
         )
-
-
-def _drafter(
-    config: EngineConfig, target: LoadedModel, runner: Runner, *, needs_laws: bool, progress: bool
-) -> Drafter | None:
-    """runner: the target's."""
-    rule = config.speculation
-    if rule.method == "none":
-        return None
-    if rule.method == "draft_model":
-        from paceline.draft.draft_model import DraftModelDrafter, check_same_vocabulary
-
-        assert rule.model is not None
-        model = target if rule.model == target.name else _load(rule.model, progress=progress)
-        check_same_vocabulary(target.tokenizer, model.tokenizer)
-        cache = replace(config.cache, kv_cache_memory=rule.kv_cache_memory)
-        own = runners.for_draft_model(config, model)
-        context = model.spec.context_length  # where a draft model's ends, it drafts no more
-        max_model_len = min(config.max_model_len or context, context)
-        twin = runner if model is target else None
-        return DraftModelDrafter(
-            runners.create_runner(model, own, cache=cache, max_model_len=max_model_len, progress=progress, twin=twin),
-            rule_needs_law=needs_laws,
-            prefix_caching=cache.prefix_caching,
-            vocab_size=target.spec.vocab_size,
-            eos_ids=target.tokenizer.eos_ids,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        )
-    from paceline.draft.ngram import NgramDrafter
-
-    return NgramDrafter(max_ngram=rule.max_ngram, min_ngram=rule.min_ngram)
 
 
 def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
