@@ -202,7 +202,7 @@ def drafter_of(
             eos_ids=TOKENIZER.eos_ids,
         )
     if setting.drafter == "layer_skip":
-        return LayerSkipDrafter(runner, layers=(0,), eos_ids=TOKENIZER.eos_ids)
+        return LayerSkipDrafter(runner, layers=(0,), rule_needs_law=needs_law, eos_ids=TOKENIZER.eos_ids)
     return ScriptedDrafter(script(setting.drafter, answers, setting))
 
 

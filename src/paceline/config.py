@@ -36,6 +36,7 @@ _READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only som
     "min_ngram": ("method", ("auto", "ngram")),
     "model": ("method", ("draft_model",)),
     "kv_cache_memory": ("method", ("draft_model",)),
+    "layers": ("method", ("layer_skip",)),
     "typical_epsilon": ("verification", ("typical",)),
     "typical_alpha": ("verification", ("typical",)),
 }
@@ -53,6 +54,15 @@ def at_least(name: str, value: object, minimum: int, *, example: int | None = No
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         remedy = f"try {minimum if example is None else example}"
         raise ConfigError(f"{name} must be an integer >= {minimum}; got {value!r:.100}: {remedy}.")
+
+
+def _ascending(name: str, value: object) -> tuple[int, ...]:
+    """Raises ConfigError unless value is a sequence of ascending integers >= 0, at least one."""
+    items = list(value) if isinstance(value, (list, tuple)) else []
+    whole = all(isinstance(item, int) and not isinstance(item, bool) for item in items)
+    if not (items and whole and items[0] >= 0 and items == sorted(set(items))):
+        raise ConfigError(f"{name} must be ascending integers >= 0; got {value!r:.100}: try [0, 1, 3].")
+    return tuple(items)
 
 
 def installed_plug_ins() -> dict[str, EntryPoint]:
@@ -118,6 +128,7 @@ class SpeculationConfig:
     min_ngram: int = 2  # ngram: shortest
     model: str | None = None  # draft_model: catalog name, folder, GGUF file or hub id
     kv_cache_memory: int | None = None  # draft_model: bytes of its own K/V cache
+    layers: tuple[int, ...] | None = None  # layer_skip: those that run; None = tune-layers' choice, or every other
     options: Mapping[str, Any] | None = None  # plug-in: keyword arguments of its class
     typical_epsilon: float = 0.3  # typical: absolute threshold
     typical_alpha: float = 0.09  # typical: entropy-scaled threshold
@@ -150,6 +161,8 @@ class SpeculationConfig:
             raise ConfigError('method "draft_model" needs "model": a catalog name, folder, GGUF file or hub id.')
         if self.kv_cache_memory is not None:
             at_least("kv_cache_memory", self.kv_cache_memory, 1, example=1 << 30)
+        if self.layers is not None:
+            object.__setattr__(self, "layers", _ascending("layers", self.layers))
         for name in ("typical_epsilon", "typical_alpha"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1:

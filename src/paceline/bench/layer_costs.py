@@ -12,7 +12,7 @@ from paceline.bench.passes import chain_pass, fill_context, greedy
 from paceline.interfaces import Runner
 
 _CONTEXT = 128  # tokens before each pass
-_REPEATS = 25
+_REPEATS = 12
 LONGEST_DRAFT = 4  # so many tokens, and agreement is measured over windows of so many
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.draft.row_sampling import NextRow, SamplingState, coupled_sampling
+from paceline.draft.row_sampling import NextRow, SamplingState, sample_next
 from paceline.errors import ConfigError
 from paceline.interfaces import Drafter, Runner
-from paceline.types import Draft, ForwardBatch, RequestView
+from paceline.types import Draft, DraftLaw, ForwardBatch, RequestView
 
 
 @dataclass(slots=True)
@@ -23,6 +23,7 @@ class _Job:
     tokens: np.ndarray  # [known + to be drafted] int32
     num_computed: int
     length: int  # known + drafted so far
+    laws: list[np.ndarray] = field(default_factory=list)  # [V] of each drafted token
 
     @property
     def drafted(self) -> np.ndarray:
@@ -30,21 +31,31 @@ class _Job:
 
 
 class LayerSkipDrafter(Drafter):
-    """Proposes a chain that the target's own `layers` sampled with the request's parameters and the target's noise.
+    """Proposes a chain that the target's own `layers` sampled with the request's parameters.
 
     No second copy of anything: the passes read the target's weights, and the K/V that its passes left of every known
     token. What they compute themselves, they write where the target's pass over this draft writes its own right after
     them; a draft that is not verified leaves nothing that counts as computed. Drafting again and again from exact K/V
     keeps errors from adding up. (Draft & Verify, 2309.08168; LayerSkip, 2404.16710, where the layers are the first.)
 
-    runner: the target's. layers: those that run, ascending. eos_ids: the tokens that min_tokens bans.
+    runner: the target's. layers: those that run, ascending. rule_needs_law: the rule wants to know what the tokens were
+    sampled from (`rejection`, `block`); otherwise they are drawn with the target's own noise. eos_ids: the tokens that
+    min_tokens bans.
     """
 
     name = "layer_skip"
 
-    def __init__(self, runner: Runner, *, layers: Sequence[int], eos_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        layers: Sequence[int],
+        rule_needs_law: bool,
+        eos_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._runner = runner
-        self._layers = tuple(layers)
+        self.layers = tuple(layers)
+        self._rule_needs_law = rule_needs_law
         self._eos_ids = eos_ids
         self._states: dict[str, SamplingState] = {}
 
@@ -52,7 +63,7 @@ class LayerSkipDrafter(Drafter):
         jobs = [self._begin(view, budget) for view, budget in zip(views, budgets, strict=True)]
         while unfinished := [job for job in jobs if job.length < len(job.tokens)]:
             self._run(unfinished)
-        return [Draft.chain(job.drafted, source=self.name) for job in jobs]
+        return [self._finish(job) for job in jobs]
 
     def release(self, request_id: str) -> None:
         self._states.pop(request_id, None)
@@ -71,13 +82,16 @@ class LayerSkipDrafter(Drafter):
 
     def _run(self, jobs: list[_Job]) -> None:
         """One pass over what is pending; samples the next token of each job."""
-        sampling = coupled_sampling([NextRow(job.view, job.state, job.drafted) for job in jobs])
-        output = self._runner.forward(self._pack(jobs), sampling)
+        rows = [NextRow(job.view, job.state, job.drafted) for job in jobs]
+        output = self._runner.forward(self._pack(jobs), sample_next(rows, rule_needs_law=self._rule_needs_law))
         assert output.token_ids is not None
-        for job, token_id in zip(jobs, output.token_ids.tolist(), strict=True):
+        for row, job in enumerate(jobs):
             job.num_computed = job.length
-            job.tokens[job.length] = token_id
+            job.tokens[job.length] = output.token_ids[row]
             job.length += 1
+            if self._rule_needs_law:
+                assert output.laws is not None
+                job.laws.append(output.laws[row])
 
     def _pack(self, jobs: list[_Job]) -> ForwardBatch:
         size = self._runner.kv.block_size
@@ -94,8 +108,12 @@ class LayerSkipDrafter(Drafter):
             block_tables=[job.table for job in jobs],
             ancestors=[None] * len(jobs),
             logit_rows=(ends - 1).astype(np.int32),
-            layers=self._layers,
+            layers=self.layers,
         )
+
+    def _finish(self, job: _Job) -> Draft:
+        law = DraftLaw(np.stack(job.laws)) if self._rule_needs_law else None
+        return Draft.chain(job.drafted, source=self.name, law=law)
 
 
 def check_layers(layers: Sequence[int], *, num_layers: int) -> None:

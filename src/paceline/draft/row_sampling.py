@@ -1,4 +1,4 @@
-"""Sampling a draft's next tokens as the target will: the request's parameters, its history, the same noise."""
+"""Sampling a draft's next tokens as the target would: the request's parameters, its history, its noise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.sampling.noise import SAMPLE, purpose_word
+from paceline.sampling.noise import DRAFT, SAMPLE, purpose_word
 from paceline.sampling.processors import PenaltyState, RowAdjustments, allowed_mask, pack_adjustments
 from paceline.types import Adjustments, Draft, RequestView, RowSampling
 
@@ -40,9 +40,15 @@ class NextRow:
     drafted: np.ndarray  # [k] int32, the draft so far
 
 
-def coupled_sampling(rows: Sequence[NextRow]) -> RowSampling:
-    """One row for each, drawn with the very noise that the target uses, which makes the two agree most often."""
+def sample_next(rows: Sequence[NextRow], *, rule_needs_law: bool) -> RowSampling:
+    """How each row is drawn: with the very noise that the target uses, which makes the two agree most often. Where the
+    rule wants to know what the tokens were sampled from, the laws are asked for and the words are the draft's own.
+    """
     params = [row.view.params for row in rows]
+    if rule_needs_law:
+        purposes = [purpose_word(DRAFT, row.view.attempt) for row in rows]
+    else:
+        purposes = [purpose_word(SAMPLE)] * len(rows)
     return RowSampling(
         temperature=np.array([p.temperature for p in params], dtype=np.float32),
         top_k=np.array([p.top_k for p in params], dtype=np.int32),
@@ -51,9 +57,10 @@ def coupled_sampling(rows: Sequence[NextRow]) -> RowSampling:
         seed=np.array([row.view.seed for row in rows], dtype=np.uint64),
         stream=np.array([row.view.stream for row in rows], dtype=np.uint32),
         position=np.array([len(row.view.token_ids) + len(row.drafted) for row in rows], dtype=np.uint32),
-        purpose=np.full(len(rows), purpose_word(SAMPLE), dtype=np.uint32),
+        purpose=np.array(purposes, dtype=np.uint32),
         adjustments=_adjustments(rows),
         allowed=_allowed([row.state.allowed for row in rows]),
+        want_laws=rule_needs_law,
     )
 
 
