@@ -72,6 +72,7 @@ def test_methods_of_llm(name):
 
 def test_error_tree():
     errors = [c for c in vars(paceline.errors).values() if inspect.isclass(c) and issubclass(c, Exception)]
+    errors.remove(paceline.errors.PacelineWarning)
     assert all(issubclass(error, paceline.errors.PacelineError) for error in errors)
     assert issubclass(paceline.errors.ConfigError, ValueError)
     assert issubclass(paceline.errors.PromptError, ValueError)

@@ -39,8 +39,12 @@ def create(
     order = _Order(config, target, runner, verifier, progress)
     if config.speculation.method == "none":
         return None
-    [drafter] = [_build(method, order) for method in config.speculation.methods]
-    return drafter
+    drafters = [_build(method, order) for method in config.speculation.methods]
+    if len(drafters) == 1:
+        return drafters[0]
+    from paceline.draft.hybrid import HybridDrafter
+
+    return HybridDrafter(drafters, vocab_size=runner.vocab_size)
 
 
 def _build(method: str, order: _Order) -> Drafter:

@@ -1,0 +1,171 @@
+"""Several drafters at once: their drafts become one tree, and its best nodes are verified."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.draft.check import check_draft
+from paceline.errors import DraftMismatchError
+from paceline.interfaces import Drafter
+from paceline.types import Draft, RequestView, Verdict
+
+_CLAIM = 0.5  # confidence of a node whose drafter gives none
+_PRIOR = 4.0  # nodes' worth of trust in what a drafter claims, before anything is known of it
+_KEEP = 0.98  # of what is known of a depth, for each draft that tests it: about the last 50 count
+
+
+class HybridDrafter(Drafter):
+    """Asks each of several drafters for a draft of the whole budget and keeps the nodes most likely to be reached.
+
+    Nodes with the same path are one. A node's chance, once its parent is accepted, is the confidence that its drafter
+    gives it, corrected by how the drafter's confidence at this depth has turned out lately (TrackRecord), so that a
+    drafter that earns more gets more of the budget; of several proposers' chances the highest counts. The draft's
+    nodes are those with the largest products of chances along their paths.
+
+    Every drafter is told of the merged draft, whose `proposers` name those whose nodes they are. Drafts with a law
+    cannot be merged, which leaves the rule `coupled`. vocab_size: the target's.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], *, vocab_size: int) -> None:
+        self.name = "+".join(drafter.name for drafter in drafters)
+        self.hidden_layers = tuple(dict.fromkeys(layer for drafter in drafters for layer in drafter.hidden_layers))
+        self.num_successors = max(drafter.num_successors for drafter in drafters)
+        self._drafters = list(drafters)
+        self._records = [TrackRecord() for _ in drafters]
+        self._vocab_size = vocab_size
+        self._proposed: dict[str, list[Draft | None]] = {}  # each drafter's own draft, by request, in this step
+
+    def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
+        """The merged draft of each view. Raises DraftMismatchError, naming the drafter whose draft is unusable."""
+        proposals = [self._ask(drafter, views, budgets) for drafter in self._drafters]
+        self._proposed = {view.request_id: [own[i] for own in proposals] for i, view in enumerate(views)}
+        return [self._merge(self._proposed[v.request_id], budget) for v, budget in zip(views, budgets, strict=True)]
+
+    def observe(
+        self,
+        views: Sequence[RequestView],
+        drafts: Sequence[Draft | None],
+        verdicts: Sequence[Verdict | None],
+        *,
+        hidden: Mapping[int | str, Any],
+        starts: np.ndarray,
+        successors: Sequence[np.ndarray | None],
+    ) -> None:
+        for view, draft, verdict in zip(views, drafts, verdicts, strict=True):
+            if draft is None or verdict is None:
+                continue
+            emitted = [*(int(draft.token_ids[node]) for node in verdict.path), verdict.final_token]
+            for record, own in zip(self._records, self._proposed[view.request_id], strict=True):
+                if own is not None:
+                    record.note(own, emitted)
+        self._proposed = {}
+        for drafter in self._drafters:
+            wanted = drafter.num_successors
+            cut = [None if rows is None or not wanted else rows[:, :wanted] for rows in successors]
+            drafter.observe(views, drafts, verdicts, hidden=hidden, starts=starts, successors=cut)
+
+    def release(self, request_id: str) -> None:
+        for drafter in self._drafters:
+            drafter.release(request_id)
+
+    def _ask(self, drafter: Drafter, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
+        drafts = drafter.propose(views, budgets)
+        if not isinstance(drafts, list) or len(drafts) != len(views):
+            raise DraftMismatchError(f"drafter {drafter.name!r} must return a list of {len(views)} drafts or Nones.")
+        for draft, budget in zip(drafts, budgets, strict=True):
+            if draft is None:
+                continue
+            check_draft(draft, drafter=drafter.name, budget=budget, vocab_size=self._vocab_size, chains_only=False)
+            if draft.law is not None:
+                raise DraftMismatchError(
+                    f"drafter {drafter.name!r} gave a law, which a hybrid's tree cannot keep: leave it out."
+                )
+        return drafts
+
+    def _merge(self, proposals: Sequence[Draft | None], budget: int) -> Draft | None:
+        nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node; parents come before their children
+        chances: list[float] = []
+        names: list[list[str]] = []
+        for drafter, record, draft in zip(self._drafters, self._records, proposals, strict=True):
+            if draft is None:
+                continue
+            places: list[int] = []  # of the draft's own nodes in the merged tree
+            own = zip(draft.token_ids.tolist(), draft.parents.tolist(), record.chances(draft), strict=True)
+            for token, parent, chance in own:
+                key = (places[parent] if parent >= 0 else -1, token)
+                node = nodes.setdefault(key, len(nodes))
+                if node == len(chances):
+                    chances.append(chance)
+                    names.append([drafter.name])
+                else:
+                    chances[node] = max(chances[node], chance)
+                    if drafter.name not in names[node]:
+                        names[node].append(drafter.name)
+                places.append(node)
+        if not nodes:
+            return None
+        return self._best(list(nodes), chances, names, budget)
+
+    def _best(self, nodes: list[tuple[int, int]], chances: list[float], names: list[list[str]], budget: int) -> Draft:
+        """The tree of the budget's nodes that are most likely to be reached."""
+        reach: list[float] = []
+        for (parent, _), chance in zip(nodes, chances, strict=True):
+            reach.append(chance * reach[parent] if parent >= 0 else chance)
+        # No node outdoes its parent, and sorting is stable: a node is kept only if its parent is.
+        kept = sorted(sorted(range(len(nodes)), key=lambda node: -reach[node])[:budget])
+        new_index = {-1: -1, **{node: index for index, node in enumerate(kept)}}
+        return Draft(
+            token_ids=np.array([nodes[node][1] for node in kept], dtype=np.int32),
+            parents=np.array([new_index[nodes[node][0]] for node in kept], dtype=np.int32),
+            confidence=np.array([chances[node] for node in kept]),
+            source=self.name,
+            proposers=tuple(tuple(names[node]) for node in kept),
+        )
+
+
+class TrackRecord:
+    """How a drafter's confidence turns out, by depth: the nodes that were right over those that it had promised.
+
+    Nodes are judged by the text that followed, whether they were verified or not, so a drafter that gets none of the
+    budget today can win it back.
+    """
+
+    def __init__(self) -> None:
+        self._right: dict[int, float] = defaultdict(float)  # by depth, 0 = children of the root
+        self._promised: dict[int, float] = defaultdict(float)
+
+    def chances(self, draft: Draft) -> list[float]:
+        """For each node the probability that it is accepted once its parent is."""
+        depths: list[int] = []
+        result: list[float] = []
+        for claim, parent in zip(_claims(draft), draft.parents.tolist(), strict=True):
+            depth = depths[parent] + 1 if parent >= 0 else 0
+            depths.append(depth)
+            ratio = (self._right.get(depth, 0.0) + _PRIOR) / (self._promised.get(depth, 0.0) + _PRIOR)
+            result.append(min(1.0, claim * ratio))
+        return result
+
+    def note(self, draft: Draft, emitted: Sequence[int]) -> None:
+        """The draft was followed by these tokens: children of a node that they reach are right, or wrong."""
+        depth_of = {-1: 0}  # nodes that the text reached, and the depth of their children
+        right: dict[int, float] = defaultdict(float)
+        promised: dict[int, float] = defaultdict(float)
+        nodes = zip(draft.token_ids.tolist(), draft.parents.tolist(), _claims(draft), strict=True)
+        for node, (token, parent, claim) in enumerate(nodes):
+            depth = depth_of.get(parent, len(emitted))
+            if depth < len(emitted):
+                promised[depth] += claim
+                if token == emitted[depth]:
+                    right[depth] += 1.0
+                    depth_of[node] = depth + 1
+        for depth, sum_of_claims in promised.items():
+            self._right[depth] = _KEEP * self._right[depth] + right[depth]
+            self._promised[depth] = _KEEP * self._promised[depth] + sum_of_claims
+
+
+def _claims(draft: Draft) -> list[float]:
+    return [_CLAIM] * len(draft) if draft.confidence is None else draft.confidence.tolist()
