@@ -19,8 +19,10 @@ from paceline import verify
 from paceline.config import CacheConfig, SchedulerConfig
 from paceline.control.policy import FixedLength
 from paceline.draft.draft_model import DraftModelDrafter
+from paceline.draft.hybrid import HybridDrafter
 from paceline.draft.layer_skip import LayerSkipDrafter
 from paceline.draft.ngram import NgramDrafter
+from paceline.draft.suffix import SuffixDrafter
 from paceline.engine.engine import Engine
 from paceline.interfaces import Runner
 from paceline.testing import ScriptedDrafter, ToyModel
@@ -192,6 +194,8 @@ def drafter_of(
         return None
     if setting.drafter == "ngram":
         return NgramDrafter(max_ngram=3, min_ngram=1)
+    if setting.drafter == "suffix":
+        return SuffixDrafter(min_probability=0.05, store_tokens=40)
     if setting.drafter == "draft_model":
         model = make_runner(drift=0.7, num_blocks=setting.draft_blocks, block_size=setting.block_size, max_model_len=30)
         return DraftModelDrafter(
@@ -203,6 +207,10 @@ def drafter_of(
         )
     if setting.drafter == "layer_skip":
         return LayerSkipDrafter(runner, layers=(0,), rule_needs_law=needs_law, eos_ids=TOKENIZER.eos_ids)
+    if setting.drafter == "hybrid":  # a tree in blocks that hold what one of its drafters computed for a chain
+        members = [replace(setting, drafter=name) for name in ("tree", "layer_skip")]
+        options = {"needs_law": False, "make_runner": make_runner, "runner": runner}
+        return HybridDrafter([drafter_of(own, answers, **options) for own in members], vocab_size=V)
     return ScriptedDrafter(script(setting.drafter, answers, setting))
 
 
@@ -263,6 +271,8 @@ class Scenario:
         self.engine.check_integrity()
         if isinstance(self.drafter, DraftModelDrafter):
             self.drafter.cache.check_integrity()
+        if isinstance(self.drafter, SuffixDrafter) and self.drafter.store is not None:
+            self.drafter.store.check_integrity()
 
     def check_end(self) -> None:
         engine = self.engine

@@ -117,6 +117,10 @@ def refusal(cls, options) -> str:
             SpeculationConfig, {"method": "suffix", "num_speculative_tokens": 400},
             "num_speculative_tokens must be at most 64; got 400: try 16.",
         ),
+        (
+            SpeculationConfig, {"method": "suffix", "store_tokens": -1},
+            "store_tokens must be an integer >= 0; got -1: try 100000.",
+        ),
         (SpeculationConfig, {"min_ngram": 0}, "min_ngram must be an integer >= 1; got 0: try 1."),
         (SpeculationConfig, {"max_ngram": "4"}, "max_ngram must be an integer >= 1; got '4': try 1."),
         (
@@ -165,6 +169,7 @@ UNREAD = [
     *(("suffix+recycle", {}, name, value) for name, value in {**NEVER, **NGRAM, **TYPICAL}.items()),
     *(("a.b:C", {}, name, value) for name, value in {**NEVER, **NGRAM, **TYPICAL}.items()),
     ("suffix", {}, "options", {"depth": 3}),
+    ("recycle", {}, "store_tokens", 5),
 ]
 
 
@@ -196,6 +201,7 @@ def test_parse_refuses_them_as_their_default_too(name):
         {"method": "draft_model", **NEVER, "verification": "rejection"},
         {"method": "ngram+draft_model", **NEVER, **NGRAM, "num_speculative_tokens": 64},
         {"method": "ngram + a.b:C", "options": {"depth": 3}, "max_ngram": 5},
+        {"method": "suffix", "store_tokens": 100, "verification": "block"},
         {"method": "a:C", "verification": "rejection"},
         {"method": "layer_skip", "layers": [0, 1, 5], "verification": "block"},
         {"method": "suffix+layer_skip", "layers": (0,)},

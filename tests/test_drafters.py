@@ -7,14 +7,17 @@ from importlib.metadata import EntryPoint
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline import drafters, verify
 from paceline.config import EngineConfig, SpeculationConfig
+from paceline.draft.hybrid import HybridDrafter
 from paceline.draft.ngram import NgramDrafter
 from paceline.errors import ConfigError, DraftMismatchError, PacelineError
 from paceline.interfaces import Drafter
 from paceline.testing import CharTokenizer, ToyModel
+from paceline.types import RequestView, SamplingParams
 
 TARGET: Any = SimpleNamespace(
     name="toy", tokenizer=CharTokenizer(), spec=SimpleNamespace(vocab_size=CharTokenizer().vocab_size)
@@ -65,6 +68,23 @@ def test_built_in_methods() -> None:
     assert create("none") is None
     assert isinstance(create("auto"), NgramDrafter)
     assert isinstance(create("ngram", max_ngram=3), NgramDrafter)
+
+
+def test_trees_become_chains_under_rules_that_take_no_trees() -> None:
+    text = np.array([5, 6, 7, 5, 6, 8, 5, 6], np.int32)  # 7 or 8 may follow
+    view = RequestView("r", text, 2, SamplingParams(), seed=0, stream=0, attempt=0)
+    for rule, is_chain in (("coupled", False), ("rejection", True)):
+        drafter = create("suffix", verification=rule)
+        assert drafter is not None
+        [draft] = drafter.propose([view], [8])
+        assert draft is not None
+        assert draft.is_chain is is_chain
+
+
+def test_methods_joined_by_plus_are_a_hybrid() -> None:
+    drafter = create("ngram + suffix+plug_ins:Plugged", store_tokens=100, options={"depth": 3})
+    assert isinstance(drafter, HybridDrafter)
+    assert drafter.name == "ngram+suffix+plugged"
 
 
 def test_a_plug_in_gets_its_options() -> None:

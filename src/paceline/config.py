@@ -34,6 +34,7 @@ _READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only som
     "options": ("method", (_PLUG_IN,)),
     "max_ngram": ("method", ("auto", "ngram")),
     "min_ngram": ("method", ("auto", "ngram")),
+    "store_tokens": ("method", ("suffix",)),
     "model": ("method", ("draft_model",)),
     "kv_cache_memory": ("method", ("draft_model",)),
     "layers": ("method", ("layer_skip",)),
@@ -126,6 +127,7 @@ class SpeculationConfig:
     verification: Rule = "coupled"  # the first three are lossless; typical is not
     max_ngram: int = 4  # ngram: longest suffix that is looked up
     min_ngram: int = 2  # ngram: shortest
+    store_tokens: int = 0  # suffix: tokens of past outputs that all requests draft from, too
     model: str | None = None  # draft_model: catalog name, folder, GGUF file or hub id
     kv_cache_memory: int | None = None  # draft_model: bytes of its own K/V cache
     layers: tuple[int, ...] | None = None  # layer_skip: those that run; None = tune-layers' choice, or every other
@@ -148,6 +150,7 @@ class SpeculationConfig:
                     f"num_speculative_tokens must be at most {MAX_DRAFT_TOKENS}; got {self.num_speculative_tokens}: "
                     f"try {_DRAFT_TOKENS.get(self.method, 16)}."
                 )
+        at_least("store_tokens", self.store_tokens, 0, example=100_000)
         at_least("min_ngram", self.min_ngram, 1)
         at_least("max_ngram", self.max_ngram, 1)
         if self.max_ngram < self.min_ngram:

@@ -89,7 +89,7 @@ def _draft_model(order: _Order) -> Drafter:
 def _suffix(order: _Order) -> Drafter:
     from paceline.draft.suffix import SuffixDrafter
 
-    return SuffixDrafter(chain=order.verifier.chains_only)
+    return SuffixDrafter(chain=order.verifier.chains_only, store_tokens=order.config.speculation.store_tokens)
 
 
 def _recycle(order: _Order) -> Drafter:

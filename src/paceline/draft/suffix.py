@@ -81,6 +81,7 @@ class SuffixDrafter(Drafter):
         *,
         hidden: Mapping[int | str, Any],
         starts: np.ndarray,
+        successors: Sequence[np.ndarray | None],
     ) -> None:
         """Notes the step's tokens for the store: there is no view of a request after its last step."""
         if self.store is None:
