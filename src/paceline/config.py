@@ -130,7 +130,7 @@ class SpeculationConfig:
     store_tokens: int = 0  # suffix: tokens of past outputs that all requests draft from, too
     model: str | None = None  # draft_model: catalog name, folder, GGUF file or hub id
     kv_cache_memory: int | None = None  # draft_model: bytes of its own K/V cache
-    layers: tuple[int, ...] | None = None  # layer_skip: those that run; None = tune-layers' choice, or every other
+    layers: tuple[int, ...] | None = None  # layer_skip: those that run; None = tune-layers' choice, or a default
     options: Mapping[str, Any] | None = None  # plug-in: keyword arguments of its class
     typical_epsilon: float = 0.3  # typical: absolute threshold
     typical_alpha: float = 0.09  # typical: entropy-scaled threshold
