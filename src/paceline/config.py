@@ -27,7 +27,7 @@ MAX_DRAFT_TOKENS = 64  # no drafter is right often enough for more to pay
 
 _PLUG_IN = "plug-in"  # stands for any method that is not built in
 _DRAFTING = (*METHODS[1:], _PLUG_IN)
-_DRAFT_TOKENS = {"none": 0, "auto": 5, "ngram": 5, "draft_model": 5, "layer_skip": 5}  # by default; 16 of all others
+_DRAFT_TOKENS = {"none": 0, "auto": 5, "ngram": 5, "draft_model": 5, "layer_skip": 2}  # by default; 16 of all others
 _READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only some methods or rules read
     "num_speculative_tokens": ("method", _DRAFTING),
     "verification": ("method", _DRAFTING),
