@@ -31,7 +31,7 @@ def _command(command: Any) -> str:
     parameters = list(inspect.signature(command, eval_str=True).parameters.values())
     arguments = [_argument(p) for p in parameters if isinstance(_info(p), ArgumentInfo)]
     options = [_option(p) for p in parameters if isinstance(_info(p), OptionInfo)]
-    name = command.__name__
+    name = command.__name__.replace("_", "-")
     usage = " ".join(["paceline", name, *(row[0] for row in arguments), *(["[OPTIONS]"] if options else [])])
     lines = [f"## paceline {name}", "", "```", usage, "```", "", inspect.cleandoc(command.__doc__), ""]
     if arguments or options:

@@ -19,6 +19,8 @@ from paceline import verify
 from paceline.config import CacheConfig, SchedulerConfig
 from paceline.control.policy import FixedLength
 from paceline.draft.draft_model import DraftModelDrafter
+from paceline.draft.hybrid import HybridDrafter
+from paceline.draft.layer_skip import LayerSkipDrafter
 from paceline.draft.ngram import NgramDrafter
 from paceline.draft.recycle import RecycleDrafter
 from paceline.draft.suffix import SuffixDrafter
@@ -145,7 +147,7 @@ def long_params(params: st.SearchStrategy[SamplingParams]) -> st.SearchStrategy[
 
 
 def toy(**options: Any) -> ToyModel:
-    return ToyModel(**{"vocab_size": V, "seed": 3, "order": 3, "max_model_len": CONTEXT, **options})
+    return ToyModel(**{"vocab_size": V, "seed": 3, "order": 3, "max_model_len": CONTEXT, "skip_drift": 0.7, **options})
 
 
 def engine_of(runner: Runner, *, rule: str = "coupled", drafter: Any = None, setting: Setting) -> Engine:
@@ -208,8 +210,9 @@ def script(
 
 
 def drafter_of(
-    setting: Setting, answers: dict[str, list[int]], *, needs_law: bool, make_runner: MakeRunner = toy
+    setting: Setting, answers: dict[str, list[int]], *, needs_law: bool, make_runner: MakeRunner, runner: Runner
 ) -> Any:
+    """runner: the target's, which some drafters share."""
     if setting.drafter == "none":
         return None
     if setting.drafter == "ngram":
@@ -227,6 +230,12 @@ def drafter_of(
             max_num_batched_tokens=setting.max_num_batched_tokens,
             eos_ids=TOKENIZER.eos_ids,
         )
+    if setting.drafter == "layer_skip":
+        return LayerSkipDrafter(runner, layers=(0,), rule_needs_law=needs_law, eos_ids=TOKENIZER.eos_ids)
+    if setting.drafter == "hybrid":  # a tree in blocks that hold what one of its drafters computed for a chain
+        members = [replace(setting, drafter=name) for name in ("tree", "layer_skip")]
+        options = {"needs_law": False, "make_runner": make_runner, "runner": runner}
+        return HybridDrafter([drafter_of(own, answers, **options) for own in members], vocab_size=V)
     return ScriptedDrafter(script(setting.drafter, answers, setting))
 
 
@@ -237,10 +246,10 @@ class Scenario:
         self.plan = plan
         self.make_runner = make_runner
         self.answers: dict[str, list[int]] = {}
-        self.drafter = drafter_of(
-            setting, self.answers, needs_law=rule in ("rejection", "block"), make_runner=make_runner
-        )
         runner = make_runner(num_blocks=setting.num_blocks, block_size=setting.block_size)
+        self.drafter = drafter_of(
+            setting, self.answers, needs_law=rule in ("rejection", "block"), make_runner=make_runner, runner=runner
+        )
         self.engine = engine_of(runner, rule=rule, drafter=self.drafter, setting=setting)
         self.ids: dict[int, str] = {}
         self.started: dict[int, int] = {}

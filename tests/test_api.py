@@ -30,7 +30,7 @@ FIELDS = {
     "SchedulerConfig": ["max_num_seqs", "max_num_batched_tokens"],
     "SpeculationConfig": [
         "method", "num_speculative_tokens", "verification", "max_ngram", "min_ngram", "store_tokens", "model",
-        "kv_cache_memory", "options", "typical_epsilon", "typical_alpha",
+        "kv_cache_memory", "layers", "options", "typical_epsilon", "typical_alpha",
     ],
     "Completion": ["index", "text", "token_ids", "finish_reason", "stop_reason", "logprobs", "origins"],
 }  # fmt: skip

@@ -129,6 +129,13 @@ def refusal(cls, options) -> str:
         ),
         (SpeculationConfig, {"method": "draft_model", "model": ""}, f"model must be {A_MODEL}; got ''."),
         (SpeculationConfig, {"method": "draft_model", "model": 7}, f"model must be {A_MODEL}; got 7."),
+        *(
+            (
+                SpeculationConfig, {"method": "layer_skip", "layers": value},
+                f"layers must be ascending integers >= 0; got {value!r}: try [0, 1, 3].",
+            )
+            for value in ([], [1, 0], [0, 0], [-1, 2], [0.0], [True], "0,1", 3)
+        ),
         (SpeculationConfig, {"method": "draft_model"}, f'method "draft_model" needs "model": {A_MODEL}.'),
         (
             SpeculationConfig, {"method": "draft_model", "model": "m", "kv_cache_memory": "1G"},
@@ -153,6 +160,8 @@ NGRAM = {"max_ngram": 5, "min_ngram": 3}
 TYPICAL = {"typical_epsilon": 0.5, "typical_alpha": 0.5}
 UNREAD = [
     *(("none", {}, name, value) for name, value in {**NEVER, **NGRAM, **TYPICAL}.items()),
+    *((method, {}, "layers", (0, 2)) for method in ("none", "auto", "suffix+recycle")),
+    *(("layer_skip", {}, name, value) for name, value in {**NEVER, **NGRAM, **TYPICAL}.items()),
     ("none", {}, "num_speculative_tokens", 3),
     ("none", {}, "verification", "block"),
     *((method, {}, name, value) for method in ("auto", "ngram") for name, value in {**NEVER, **TYPICAL}.items()),
@@ -194,6 +203,8 @@ def test_parse_refuses_them_as_their_default_too(name):
         {"method": "ngram + a.b:C", "options": {"depth": 3}, "max_ngram": 5},
         {"method": "suffix", "store_tokens": 100, "verification": "block"},
         {"method": "a:C", "verification": "rejection"},
+        {"method": "layer_skip", "layers": [0, 1, 5], "verification": "block"},
+        {"method": "suffix+layer_skip", "layers": (0,)},
     ],
 )
 def test_options_that_are_read(options):

@@ -207,6 +207,14 @@ def test_char_tokenizer_round_trips():
         tokenizer.encode("é")
 
 
-def test_toy_model_has_no_layers_to_skip():
-    with pytest.raises(AssertionError, match="has no layers"):
-        toy().forward(replace(batch(IDS, table=[0, 1]), layers=(0,)))
+def test_keys_of_a_pass_over_some_layers_are_good_for_such_passes_only():
+    model = toy(skip_drift=1.0)
+    whole = logits(model, batch(IDS[:5], table=[0, 1]))
+    skipping = logits(model, replace(batch(IDS[5:], table=[0, 1], context=5), layers=(0,)))
+    rest = logits(toy(), batch(IDS, table=[0, 1]))
+    assert np.array_equal(whole, rest[:5])
+    assert not np.isclose(skipping, rest[5:]).all(axis=1).any()
+    with pytest.raises(AssertionError, match="sees keys that lack some"):
+        model.forward(batch([7], table=[0, 1, 2], context=8))
+    assert np.array_equal(logits(model, batch(IDS[5:], table=[0, 1], context=5)), rest[5:])
+    model.forward(batch([7], table=[0, 1, 2], context=8))

@@ -27,7 +27,7 @@ MAX_DRAFT_TOKENS = 64  # no drafter is right often enough for more to pay
 
 _PLUG_IN = "plug-in"  # stands for any method that is not built in
 _DRAFTING = (*METHODS[1:], _PLUG_IN)
-_DRAFT_TOKENS = {"none": 0, "auto": 5, "ngram": 5, "draft_model": 5, "layer_skip": 5}  # by default; 16 of all others
+_DRAFT_TOKENS = {"none": 0, "auto": 5, "ngram": 5, "draft_model": 5, "layer_skip": 2}  # by default; 16 of all others
 _READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only some methods or rules read
     "num_speculative_tokens": ("method", _DRAFTING),
     "verification": ("method", _DRAFTING),
@@ -37,6 +37,7 @@ _READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only som
     "store_tokens": ("method", ("suffix",)),
     "model": ("method", ("draft_model",)),
     "kv_cache_memory": ("method", ("draft_model",)),
+    "layers": ("method", ("layer_skip",)),
     "typical_epsilon": ("verification", ("typical",)),
     "typical_alpha": ("verification", ("typical",)),
 }
@@ -54,6 +55,15 @@ def at_least(name: str, value: object, minimum: int, *, example: int | None = No
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         remedy = f"try {minimum if example is None else example}"
         raise ConfigError(f"{name} must be an integer >= {minimum}; got {value!r:.100}: {remedy}.")
+
+
+def _ascending(name: str, value: object) -> tuple[int, ...]:
+    """Raises ConfigError unless value is a sequence of ascending integers >= 0, at least one."""
+    items = list(value) if isinstance(value, (list, tuple)) else []
+    whole = all(isinstance(item, int) and not isinstance(item, bool) for item in items)
+    if not (items and whole and items[0] >= 0 and items == sorted(set(items))):
+        raise ConfigError(f"{name} must be ascending integers >= 0; got {value!r:.100}: try [0, 1, 3].")
+    return tuple(items)
 
 
 def installed_plug_ins() -> dict[str, EntryPoint]:
@@ -120,6 +130,7 @@ class SpeculationConfig:
     store_tokens: int = 0  # suffix: tokens of past outputs that all requests draft from, too
     model: str | None = None  # draft_model: catalog name, folder, GGUF file or hub id
     kv_cache_memory: int | None = None  # draft_model: bytes of its own K/V cache
+    layers: tuple[int, ...] | None = None  # layer_skip: those that run; None = tune-layers' choice, or a default
     options: Mapping[str, Any] | None = None  # plug-in: keyword arguments of its class
     typical_epsilon: float = 0.3  # typical: absolute threshold
     typical_alpha: float = 0.09  # typical: entropy-scaled threshold
@@ -153,6 +164,8 @@ class SpeculationConfig:
             raise ConfigError('method "draft_model" needs "model": a catalog name, folder, GGUF file or hub id.')
         if self.kv_cache_memory is not None:
             at_least("kv_cache_memory", self.kv_cache_memory, 1, example=1 << 30)
+        if self.layers is not None:
+            object.__setattr__(self, "layers", _ascending("layers", self.layers))
         for name in ("typical_epsilon", "typical_alpha"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1:

@@ -98,6 +98,24 @@ def _recycle(order: _Order) -> Drafter:
     return RecycleDrafter(vocab_size=order.target.spec.vocab_size, chain=order.verifier.chains_only)
 
 
+def _layer_skip(order: _Order) -> Drafter:
+    from paceline.draft.layer_skip import LayerSkipDrafter, check_layers, default_layers
+    from paceline.models.tuned_layers import read_tuned
+
+    target, layers = order.target, order.config.speculation.layers
+    num_layers = target.spec.num_layers
+    if layers is None:
+        tuned = read_tuned(target.path)
+        layers = default_layers(num_layers) if tuned is None else tuned.layers
+    check_layers(layers, num_layers=num_layers)
+    return LayerSkipDrafter(
+        order.runner,
+        layers=layers,
+        rule_needs_law=order.verifier.needs_laws,
+        eos_ids=target.tokenizer.eos_ids,
+    )
+
+
 def _plug_in(method: str, order: _Order) -> Drafter:
     """Whatever a plug-in's code raises becomes one error that names the plug-in."""
     try:
@@ -147,4 +165,5 @@ _BUILDERS: Mapping[str, Callable[[_Order], Drafter]] = {
     "suffix": _suffix,
     "recycle": _recycle,
     "draft_model": _draft_model,
+    "layer_skip": _layer_skip,
 }

@@ -90,7 +90,12 @@ class Drafter(Protocol):
     num_successors: int = 0  # best next tokens of each sampled row that `observe` wants
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
-        """One draft of at most budgets[i] >= 1 nodes for each view, or None where there is nothing to guess."""
+        """One draft of at most budgets[i] >= 1 nodes for each view, or None where there is nothing to guess.
+
+        A drafter that runs layers of the target reads the K/V of the first `num_computed` tokens through a view's
+        `block_table`. The keys after them, as many as tokens are pending plus budgets[i], lie in blocks that are this
+        request's alone: it may write there, as the target's pass does after it, over whatever it finds.
+        """
         ...
 
     def observe(

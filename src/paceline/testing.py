@@ -24,11 +24,13 @@ class ToyModel:
 
     Its K/V pool stores each key's token, position and a hash of the tokens it was computed after. A pass gathers the
     keys of each row through block table and ancestor mask and raises AssertionError when they are not positions 0..n-1
-    of one history: a wrong roll-back, move, slot, mask or prefix hit.
+    of one history: a wrong roll-back, move, slot, mask or prefix hit. Nor may a pass over all layers see a key that a
+    pass over some of them wrote.
 
     order: the row depends on this many last tokens only, so that texts repeat and drafters are right at times; None =
     all. peakedness: standard deviation of the logits. drift: standard deviation of an own addition to the logits, which
-    makes a draft model that agrees with ToyModel(seed=seed) more or less often.
+    makes a draft model that agrees with ToyModel(seed=seed) more or less often. skip_drift: the same in passes over
+    some layers only.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class ToyModel:
         order: int | None = None,
         peakedness: float = 2.0,
         drift: float = 0.0,
+        skip_drift: float = 0.0,
         max_model_len: int = 512,
         num_blocks: int = 64,
         block_size: int = 16,
@@ -53,15 +56,16 @@ class ToyModel:
         self._order = order
         self._peakedness = peakedness
         self._drift = drift
+        self._skip_drift = skip_drift
         self._tokens = np.full(num_blocks * block_size, -1, dtype=np.int32)
         self._positions = np.full(num_blocks * block_size, -1, dtype=np.int32)
         self._histories = np.zeros(num_blocks * block_size, dtype=np.uint64)
-        self._rows: dict[int | tuple[int, ...], np.ndarray] = {}
+        self._partial = np.zeros(num_blocks * block_size, dtype=bool)  # written by a pass over some layers only
+        self._rows: dict[tuple[bool, tuple[int, ...]], np.ndarray] = {}
 
     def forward(self, batch: ForwardBatch, sampling: RowSampling | None = None) -> ForwardOutput:
         """One pass, as interfaces.Runner promises; hidden states are not to be had."""
         assert not batch.hidden_layers, f"ToyModel has no hidden layers {batch.hidden_layers}"
-        assert batch.layers is None, f"ToyModel has no layers {batch.layers} to choose from"
         self.num_passes += 1
         self.num_tokens += len(batch.token_ids)
         self._check_tokens(batch)
@@ -77,7 +81,7 @@ class ToyModel:
     def move(self, src_slots: np.ndarray, dst_slots: np.ndarray) -> None:
         """Copies keys between slots [K]; all sources are read before any destination is written."""
         assert len(np.unique(dst_slots)) == len(dst_slots), f"two keys are moved to one slot: {dst_slots}"
-        for pool in (self._tokens, self._positions, self._histories):
+        for pool in (self._tokens, self._positions, self._histories, self._partial):
             pool[dst_slots] = pool[src_slots]
 
     def _check_tokens(self, batch: ForwardBatch) -> None:
@@ -100,13 +104,15 @@ class ToyModel:
         assert np.array_equal(slots[context:], batch.slots[begin:end]), "a token's slot is not the one in its table"
         self._tokens[slots[context:]] = batch.token_ids[begin:end]
         self._positions[slots[context:]] = batch.positions[begin:end]
+        partial = batch.layers is not None
+        self._partial[slots[context:]] = partial
         ancestors = batch.ancestors[request]
         if ancestors is None:
             self._write_chain(slots, context)
-            visible = self._in_order(slots)
+            visible = self._in_order(slots, partial=partial)
             for own in range(end - begin):
                 if begin + own in wanted:
-                    yield begin + own, self._logits(visible[: context + own + 1])
+                    yield begin + own, self._logits(visible[: context + own + 1], partial=partial)
             return
         for own in range(end - begin):
             assert ancestors[own, own], f"node {own} does not see itself"
@@ -115,9 +121,9 @@ class ToyModel:
             assert seen[-1] == slots[context + own], f"node {own} is not the last one that it sees"
             before = int(self._histories[seen[-2]]) if len(seen) > 1 else 0
             self._histories[seen[-1]] = _mix(before, int(self._tokens[seen[-1]]))
-            visible = self._in_order(seen)
+            visible = self._in_order(seen, partial=partial)
             if begin + own in wanted:
-                yield begin + own, self._logits(visible)
+                yield begin + own, self._logits(visible, partial=partial)
 
     def _write_chain(self, slots: np.ndarray, context: int) -> None:
         history = int(self._histories[slots[context - 1]]) if context else 0
@@ -127,8 +133,9 @@ class ToyModel:
             histories.append(history)
         self._histories[slots[context:]] = np.array(histories, dtype=np.uint64)
 
-    def _in_order(self, slots: np.ndarray) -> np.ndarray:
+    def _in_order(self, slots: np.ndarray, *, partial: bool) -> np.ndarray:
         """The slots themselves, once it is certain that they hold positions 0..n-1 of one history."""
+        assert partial or not self._partial[slots].any(), "a pass over all layers sees keys that lack some"
         positions = self._positions[slots]
         assert np.array_equal(positions, np.arange(len(slots))), f"a row sees positions {positions.tolist()}"
         histories, tokens = self._histories[slots], self._tokens[slots]
@@ -138,22 +145,23 @@ class ToyModel:
         assert len(wrong) == 0, f"keys at positions {wrong.tolist()} were computed after other tokens"
         return slots
 
-    def _logits(self, slots: np.ndarray) -> np.ndarray:
-        key = int(self._histories[slots[-1]])
+    def _logits(self, slots: np.ndarray, *, partial: bool) -> np.ndarray:
+        words = (int(self._histories[slots[-1]]),)
         if self._order is not None:
-            key = tuple(self._tokens[slots[-self._order :]].tolist())
+            words = tuple(self._tokens[slots[-self._order :]].tolist())
+        key = partial, words
         row = self._rows.get(key)
         if row is None:
             if len(self._rows) >= _MAX_CACHED_ROWS:
                 self._rows.clear()
-            row = self._rows[key] = self._draw(key)
+            row = self._rows[key] = self._draw(words, drifts=(self._drift, self._skip_drift if partial else 0.0))
         return row
 
-    def _draw(self, key: int | tuple[int, ...]) -> np.ndarray:
-        words = [key] if isinstance(key, int) else list(key)
+    def _draw(self, words: tuple[int, ...], *, drifts: tuple[float, ...]) -> np.ndarray:
         row = self._peakedness * np.random.default_rng([0, self._seed, *words]).standard_normal(self.vocab_size)
-        if self._drift:
-            row += self._drift * np.random.default_rng([1, self._seed, *words]).standard_normal(self.vocab_size)
+        for purpose, drift in enumerate(drifts, 1):
+            if drift:
+                row += drift * np.random.default_rng([purpose, self._seed, *words]).standard_normal(self.vocab_size)
         return row.astype(np.float32)
 
 

@@ -279,6 +279,8 @@ class RequestView:
     seed: int
     stream: int
     attempt: int  # the request's speculative steps so far
+    num_computed: int = 0  # tokens whose K/V is in the target's cache
+    block_table: np.ndarray | None = None  # [blocks] int32 of that cache, valid during the call; None = no cache
 
 
 @dataclass(frozen=True, slots=True)

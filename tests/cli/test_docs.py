@@ -18,6 +18,7 @@ from paceline.cli.output import output_json
 from paceline.cli.profile import curve_json
 from paceline.cli.verify import equality_json
 from paceline.engine.trace import TraceHeader, TraceNode, TraceRequest, TraceSample, TraceStep, TraceToken
+from paceline.models.tuned_layers import TunedLayers
 from paceline.testing import ToyModel
 from paceline.types import Completion, RequestOutput, SpeculationMetrics
 
@@ -64,6 +65,8 @@ PROFILED = curve_json(
 )
 VERIFIED = equality_json(Equality(1, 2, (Divergence("p", 0, 1, 2, 0.5, False),), True))
 
+TUNED = dataclasses.asdict(TunedLayers("m", (0, 2), 2, 0.5, 1.1, 100))
+
 
 def test_cli_page_is_current():
     spec = importlib.util.spec_from_file_location("docs_cli", DOCS / "cli.py")
@@ -74,8 +77,8 @@ def test_cli_page_is_current():
 
 @pytest.mark.parametrize(
     "value",
-    [GENERATED, MEASURED, VERIFIED, PROFILED, TRACED],
-    ids=["generate", "bench", "verify", "profile", "trace"],
+    [GENERATED, MEASURED, VERIFIED, PROFILED, TRACED, TUNED],
+    ids=["generate", "bench", "verify", "profile", "trace", "tune"],
 )
 def test_json_names_are_in_the_glossary(value):
     glossary = set(re.findall(r"`([\w.:]+)`", (DOCS / "glossary.md").read_text(encoding="utf-8")))

@@ -104,6 +104,48 @@ def test_drafts_that_do_not_fit_are_an_error_and_nothing_leaks(draft: Draft, rul
     assert engine.cache.num_free_blocks == engine.cache.num_blocks
 
 
+def test_a_drafter_that_fails_leaves_the_shared_blocks_whole() -> None:
+    """The second choice gets its own copy of the prompt's last block in a step whose drafter fails for the first."""
+
+    class Failing(Drafter):
+        name = "failing"
+        failures = 0
+
+        def propose(self, views, budgets):
+            self.failures += 1
+            raise RuntimeError("no draft today")
+
+    params = SamplingParams(max_tokens=9, ignore_eos=True, temperature=0.8, seed=4, n=2)
+    plain = run(make_engine(), [PROMPT[:10]], params)[0]
+    drafter = Failing()
+    engine = make_engine(drafter=drafter)
+    engine.add_request(PROMPT[:10], params)
+    outputs = []
+    while engine.has_unfinished:
+        try:
+            outputs += [delta.output for delta in engine.step() if delta.output is not None]
+        except RuntimeError:
+            if drafter.failures == 3:
+                engine.drafter = None
+        engine.check_integrity()
+    assert [choice.token_ids for choice in outputs[0].outputs] == [choice.token_ids for choice in plain.outputs]
+
+
+def test_drafters_see_the_cache_as_the_target_left_it() -> None:
+    """The table leads to every computed key, and on to as many as there is room to draft."""
+    seen = []
+
+    def script(view):
+        assert view.block_table is not None
+        seen.append((len(view.token_ids), view.num_computed, 4 * len(view.block_table)))
+
+    run(make_engine(script, num_draft_tokens=4), [PROMPT], SamplingParams(max_tokens=12, ignore_eos=True))
+    assert len(seen) == 10
+    for known, computed, room in seen:
+        assert computed == known - 1
+        assert room >= known + min(4, len(PROMPT) + 12 - known - 1)
+
+
 def test_counters_sum_over_requests_finished_running_and_cancelled() -> None:
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     answer = [*PROMPT, *run(make_engine(), [PROMPT], params)[0].token_ids]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.bench.passes import chain_pass, fill_context
+from paceline.bench.passes import chain_pass, fill_context, greedy
 from paceline.errors import ConfigError
 from paceline.interfaces import Drafter, Runner
-from paceline.types import RequestView, RowSampling, SamplingParams
+from paceline.types import RequestView, SamplingParams
 
 _REQUEST = "profile"
 _PERIOD = 64  # the context repeats itself, so that prompt lookup finds something
@@ -62,7 +62,7 @@ def measure(
     known = np.resize(repeated, context + max(tokens))
     fill_context(runner, known[:context])
     passes = [_pass(runner, known[context : context + count], context) for count in tokens]
-    drafts = [_draft(drafter, known[:context], count) for count in draft_tokens] if drafter is not None else []
+    drafts = [_draft(drafter, known[:context], count, runner=runner) for count in draft_tokens] if drafter else []
     pass_times, draft_times = _interleaved(passes, drafts, repeats=repeats, advance=advance)
     if drafter is not None:
         drafter.release(_REQUEST)
@@ -72,7 +72,7 @@ def measure(
 def _pass(runner: Runner, token_ids: np.ndarray, context: int) -> Callable[[], None]:
     """Always the same pass: it writes its K/V anew, and the context's stay as they are."""
     batch = chain_pass(token_ids, context=context, block_size=runner.kv.block_size)
-    sampling = _greedy(batch.positions.astype(np.uint32) + np.uint32(1))
+    sampling = greedy(batch.positions.astype(np.uint32) + np.uint32(1))
 
     def forward() -> None:
         runner.forward(batch, sampling)
@@ -80,9 +80,21 @@ def _pass(runner: Runner, token_ids: np.ndarray, context: int) -> Callable[[], N
     return forward
 
 
-def _draft(drafter: Drafter, token_ids: np.ndarray, count: int) -> Callable[[], None]:
-    """Always the same draft. A draft model has the context's K/V from the warm-up, and one token to catch up with."""
-    view = RequestView(_REQUEST, token_ids, len(token_ids), SamplingParams(), seed=0, stream=0, attempt=0)
+def _draft(drafter: Drafter, token_ids: np.ndarray, count: int, *, runner: Runner) -> Callable[[], None]:
+    """Always the same draft after known tokens whose last one is pending. A draft model has the context's K/V from the
+    warm-up, and one token to catch up with."""
+    known = len(token_ids)
+    view = RequestView(
+        _REQUEST,
+        token_ids,
+        known,
+        SamplingParams(),
+        seed=0,
+        stream=0,
+        attempt=0,
+        num_computed=known - 1,
+        block_table=np.arange(runner.kv.num_blocks, dtype=np.int32),
+    )
 
     def propose() -> None:
         [draft] = drafter.propose([view], [count])
@@ -94,21 +106,6 @@ def _draft(drafter: Drafter, token_ids: np.ndarray, count: int) -> Callable[[], 
             )
 
     return propose
-
-
-def _greedy(positions: np.ndarray) -> RowSampling:
-    """Plain greedy sampling of rows whose tokens get these positions [M] uint32."""
-    rows = len(positions)
-    return RowSampling(
-        temperature=np.zeros(rows, dtype=np.float32),
-        top_k=np.zeros(rows, dtype=np.int32),
-        top_p=np.ones(rows, dtype=np.float32),
-        min_p=np.zeros(rows, dtype=np.float32),
-        seed=np.zeros(rows, dtype=np.uint64),
-        stream=np.zeros(rows, dtype=np.uint32),
-        position=positions,
-        purpose=np.zeros(rows, dtype=np.uint32),
-    )
 
 
 def _interleaved(

@@ -41,8 +41,11 @@ def write_text(text: str) -> None:
 
 
 @contextmanager
-def progress_bar(task: str, *, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, nothing where that is not a terminal; yields the function that adds one."""
+def progress_bar(task: str, *, total: int | None) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, nothing where that is not a terminal; yields the function that adds one.
+
+    total: None = nobody knows.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -147,6 +147,7 @@ class Engine:
         if not plan:
             return []
         try:
+            self._copy_blocks(plan)
             drafts = self._propose(plan)
             passed = self._forward(plan, drafts)
             verdicts = self._verify(plan, drafts, passed)
@@ -174,13 +175,19 @@ class Engine:
             self._release_draft(sequence)
         return plan
 
+    def _copy_blocks(self, plan: list[ScheduledSequence]) -> None:
+        """Blocks that sequences shared become their own before anything, a drafter included, writes or fails."""
+        copies = [copy for part in plan for copy in part.copies]
+        if copies:
+            self.runner.move(*self.cache.copy_slots(copies))
+
     def _propose(self, plan: list[ScheduledSequence]) -> list[Draft | None]:
         """The controller's budgets, the drafter's trees: one draft or None for each part of the plan."""
         drafts: list[Draft | None] = [None] * len(plan)
         indices = [i for i, part in enumerate(plan) if part.draft_limit > 0]
         if self.drafter is None or not indices:
             return drafts
-        views = [plan[i].view for i in indices]
+        views = [plan[i].view(self.cache) for i in indices]
         limits = [plan[i].draft_limit for i in indices]
         planned = self.controller.plan(views, limits)
         budgets = [min(limit, int(budget)) for limit, budget in zip(limits, planned, strict=True)]
@@ -200,9 +207,6 @@ class Engine:
         return drafts
 
     def _forward(self, plan: list[ScheduledSequence], drafts: list[Draft | None]) -> Pass:
-        copies = [copy for part in plan for copy in part.copies]
-        if copies:
-            self.runner.move(*self.cache.copy_slots(copies))
         batch, sampling, rows = pack(
             plan,
             drafts,
@@ -282,7 +286,7 @@ class Engine:
         for draft, verdict in zip(drafts, verdicts, strict=True):
             if draft is not None and verdict is not None:
                 self._self_test.note(draft, num_accepted=len(verdict.path))
-        views = [part.view for part in plan]
+        views = [part.view(self.cache) for part in plan]
         self.controller.observe(views, drafts, verdicts)
         self.drafter.observe(
             views,

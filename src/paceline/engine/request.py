@@ -150,7 +150,7 @@ class Sequence:
     def output_ids(self) -> np.ndarray:
         return self.tokens.view()[self.prompt_length :]
 
-    def view(self) -> RequestView:
+    def view(self, block_table: np.ndarray) -> RequestView:
         return RequestView(
             self.id,
             self.tokens.view(),
@@ -159,6 +159,8 @@ class Sequence:
             self.request.seed,
             self.index,
             self.speculation.steps,
+            self.num_computed,
+            block_table,
         )
 
     def append(self, token_ids: list[int]) -> None:

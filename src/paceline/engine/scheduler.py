@@ -26,11 +26,10 @@ class ScheduledSequence:
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) blocks to copy before writing
     _view: RequestView | None = None
 
-    @property
-    def view(self) -> RequestView:
+    def view(self, cache: CacheManager) -> RequestView:
         """What a drafter may know of the sequence, as it was before the step."""
         if self._view is None:
-            self._view = self.sequence.view()
+            self._view = self.sequence.view(cache.block_table(self.sequence.id))
         return self._view
 
 
