@@ -50,7 +50,7 @@ def target_law() -> np.ndarray:
 
 @cache
 def row_law(history: tuple[int, ...]) -> np.ndarray:
-    logits = toy()._draw(history[-4:])[None]
+    logits = toy()._draw(history[-4:], drifts=())[None]
     one = np.ones(1, dtype=np.float32)
     zero = np.zeros(1, dtype=np.uint32)
     plain = RowSampling(one, zero.astype(np.int32), one, one * 0, zero.astype(np.uint64), zero, zero, zero)
