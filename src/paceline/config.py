@@ -25,6 +25,7 @@ _READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only som
     "min_ngram": ("method", ("auto", "ngram")),
     "model": ("method", ("draft_model",)),
     "kv_cache_memory": ("method", ("draft_model",)),
+    "force": ("method", ("draft_model",)),
     "typical_epsilon": ("verification", ("typical",)),
     "typical_alpha": ("verification", ("typical",)),
 }
@@ -95,6 +96,7 @@ class SpeculationConfig:
     min_ngram: int = 2  # ngram: shortest
     model: str | None = None  # draft_model: catalog name, folder, GGUF file or hub id
     kv_cache_memory: int | None = None  # draft_model: bytes of its own K/V cache
+    force: bool = False  # draft_model: draft also where it has few of the target's tokens
     typical_epsilon: float = 0.3  # typical: absolute threshold
     typical_alpha: float = 0.09  # typical: entropy-scaled threshold
 

@@ -11,6 +11,7 @@ from paceline.interfaces import Drafter, Runner
 from paceline.models import runners
 
 if TYPE_CHECKING:
+    from paceline.draft.shared_vocabulary import DraftVocabulary
     from paceline.models.loader import LoadedModel
 
 
@@ -45,13 +46,13 @@ def _ngram(order: _Order) -> Drafter:
 
 
 def _draft_model(order: _Order) -> Drafter:
-    from paceline.draft.draft_model import DraftModelDrafter, check_same_vocabulary
+    from paceline.draft.draft_model import DraftModelDrafter
     from paceline.models.loader import load
 
     config, target, rule = order.config, order.target, order.config.speculation
     assert rule.model is not None
     model = target if rule.model == target.name else load(rule.model, progress=order.progress)
-    check_same_vocabulary(target.tokenizer, model.tokenizer)
+    vocabulary = _vocabulary(target, model, force=rule.force)
     cache = replace(config.cache, kv_cache_memory=rule.kv_cache_memory)
     context = model.spec.context_length  # where a draft model's ends, it drafts no more
     runner = runners.create_runner(
@@ -64,12 +65,23 @@ def _draft_model(order: _Order) -> Drafter:
     )
     return DraftModelDrafter(
         runner,
+        vocabulary=vocabulary,
         rule_needs_law=order.needs_laws,
         prefix_caching=cache.prefix_caching,
-        vocab_size=target.spec.vocab_size,
         eos_ids=target.tokenizer.eos_ids,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
     )
+
+
+def _vocabulary(target: LoadedModel, model: LoadedModel, *, force: bool) -> DraftVocabulary:
+    """How the tokens of a draft model and its target belong together."""
+    from paceline.draft.cross_vocabulary import CrossVocabulary
+    from paceline.draft.shared_vocabulary import SharedVocabulary
+
+    sizes = {"target_size": target.spec.vocab_size, "own_size": model.spec.vocab_size}
+    if target.tokenizer.fingerprint == model.tokenizer.fingerprint:
+        return SharedVocabulary(**sizes)
+    return CrossVocabulary(target.tokenizer, model.tokenizer, **sizes, force=force)
 
 
 _BUILDERS: Mapping[str, Callable[[_Order], Drafter]] = {
