@@ -20,6 +20,7 @@ from paceline.config import CacheConfig, SchedulerConfig
 from paceline.control.policy import FixedLength
 from paceline.draft.draft_model import DraftModelDrafter
 from paceline.draft.ngram import NgramDrafter
+from paceline.draft.suffix import SuffixDrafter
 from paceline.engine.engine import Engine
 from paceline.interfaces import Runner
 from paceline.testing import ScriptedDrafter, ToyModel
@@ -190,6 +191,8 @@ def drafter_of(
         return None
     if setting.drafter == "ngram":
         return NgramDrafter(max_ngram=3, min_ngram=1)
+    if setting.drafter == "suffix":
+        return SuffixDrafter(min_probability=0.05, store_tokens=40)
     if setting.drafter == "draft_model":
         model = make_runner(drift=0.7, num_blocks=setting.draft_blocks, block_size=setting.block_size, max_model_len=30)
         return DraftModelDrafter(
@@ -259,6 +262,8 @@ class Scenario:
         self.engine.check_integrity()
         if isinstance(self.drafter, DraftModelDrafter):
             self.drafter.cache.check_integrity()
+        if isinstance(self.drafter, SuffixDrafter) and self.drafter.store is not None:
+            self.drafter.store.check_integrity()
 
     def check_end(self) -> None:
         engine = self.engine

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
 
-from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig, usable_cores
+from paceline.config import PLUG_INS, CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig, usable_cores
 from paceline.errors import ConfigError
 
-METHODS = "none, auto, ngram, draft_model"
+METHODS = "none, auto, ngram, suffix, recycle, draft_model, layer_skip"
+A_METHOD = f"method must be one of {METHODS}, some of them joined by +, or a plug-in as package.module:Class"
 RULES = "coupled, rejection, block, typical"
 A_MODEL = "a catalog name, folder, GGUF file or hub id"
 
@@ -69,14 +71,55 @@ def refusal(cls, options) -> str:
         (EngineConfig, {"cache": None}, "cache must be a CacheConfig; got None."),
         (EngineConfig, {"scheduler": 8}, "scheduler must be a SchedulerConfig; got 8."),
         (EngineConfig, {"speculation": "ngram"}, "speculation must be a SpeculationConfig; got 'ngram'."),
-        (SpeculationConfig, {"method": "telepathy"}, f"method must be one of {METHODS}; got 'telepathy': try none."),
+        (SpeculationConfig, {"method": "telepathy"}, f"{A_METHOD}; got 'telepathy': try none."),
+        (SpeculationConfig, {"method": "suffix+recicle"}, f"{A_METHOD}; got 'recicle': try recycle."),
+        (SpeculationConfig, {"method": "suffix+"}, f"{A_METHOD}; got '': try none."),
+        (SpeculationConfig, {"method": "my.module:"}, f"{A_METHOD}; got 'my.module:': try none."),
+        (SpeculationConfig, {"method": "my-module:A"}, f"{A_METHOD}; got 'my-module:A': try none."),
+        (
+            SpeculationConfig, {"method": "auto+suffix"},
+            "method 'auto' stands alone; got 'auto+suffix': drop it, or the others.",
+        ),
+        (
+            SpeculationConfig, {"method": "ngram+suffix+ngram"},
+            "method 'ngram+suffix+ngram' names 'ngram' more than once: once is enough.",
+        ),
+        (
+            SpeculationConfig, {"method": "ngram+suffix", "verification": "block"},
+            "method 'ngram+suffix' makes one tree of several drafts; verification 'block' takes chains of a single "
+            "drafter: take coupled, or one method.",
+        ),
+        (
+            SpeculationConfig, {"method": "suffix+draft_model"},
+            f'method "draft_model" needs "model": {A_MODEL}.',
+        ),
+        (
+            SpeculationConfig, {"method": "a.b:C", "options": 3},
+            "options must be keyword arguments of the plug-in, by name; got 3.",
+        ),
+        (
+            SpeculationConfig, {"method": "a.b:C+a.b:D", "options": {"depth": 3}},
+            "options cannot tell the plug-ins of 'a.b:C+a.b:D' apart: give them defaults, or derive classes.",
+        ),
         (
             SpeculationConfig, {"verification": "trust"},
             f"verification must be one of {RULES}; got 'trust': try coupled.",
         ),
         (
             SpeculationConfig, {"num_speculative_tokens": 0},
-            "num_speculative_tokens must be an integer >= 1; got 0: try 1.",
+            "num_speculative_tokens must be an integer >= 1; got 0: try 5.",
+        ),
+        (
+            SpeculationConfig, {"num_speculative_tokens": 65},
+            "num_speculative_tokens must be at most 64; got 65: try 5.",
+        ),
+        (
+            SpeculationConfig, {"method": "suffix", "num_speculative_tokens": 400},
+            "num_speculative_tokens must be at most 64; got 400: try 16.",
+        ),
+        (
+            SpeculationConfig, {"method": "suffix", "store_tokens": -1},
+            "store_tokens must be an integer >= 0; got -1: try 100000.",
         ),
         (SpeculationConfig, {"min_ngram": 0}, "min_ngram must be an integer >= 1; got 0: try 1."),
         (SpeculationConfig, {"max_ngram": "4"}, "max_ngram must be an integer >= 1; got '4': try 1."),
@@ -114,6 +157,10 @@ UNREAD = [
     ("none", {}, "verification", "block"),
     *((method, {}, name, value) for method in ("auto", "ngram") for name, value in {**NEVER, **TYPICAL}.items()),
     *(("draft_model", {"model": "m"}, name, value) for name, value in {**NGRAM, **TYPICAL}.items()),
+    *(("suffix+recycle", {}, name, value) for name, value in {**NEVER, **NGRAM, **TYPICAL}.items()),
+    *(("a.b:C", {}, name, value) for name, value in {**NEVER, **NGRAM, **TYPICAL}.items()),
+    ("suffix", {}, "options", {"depth": 3}),
+    ("recycle", {}, "store_tokens", 5),
 ]
 
 
@@ -143,6 +190,10 @@ def test_parse_refuses_them_as_their_default_too(name):
         {"method": "ngram", "max_ngram": 1, "min_ngram": 1, "verification": "block"},
         {"method": "ngram", "verification": "typical", "typical_epsilon": 1, "typical_alpha": 1e-9},
         {"method": "draft_model", **NEVER, "verification": "rejection"},
+        {"method": "ngram+draft_model", **NEVER, **NGRAM, "num_speculative_tokens": 64},
+        {"method": "ngram + a.b:C", "options": {"depth": 3}, "max_ngram": 5},
+        {"method": "suffix", "store_tokens": 100, "verification": "block"},
+        {"method": "a:C", "verification": "rejection"},
     ],
 )
 def test_options_that_are_read(options):
@@ -175,6 +226,19 @@ def test_parse():
 )
 def test_arrays_are_no_choice(cls, name):
     assert refusal(cls, {name: np.array([1, 2])}).startswith(f"{name} must be one of ")
+
+
+def test_lengths_by_default_are_the_methods_own():
+    for method, length in (("none", 0), ("ngram", 5), ("suffix", 16), ("suffix+recycle", 16), ("a.b:C", 16)):
+        assert SpeculationConfig(method=method).max_draft_tokens == length
+    assert SpeculationConfig(method="suffix", num_speculative_tokens=3).max_draft_tokens == 3
+
+
+def test_entry_points_are_methods(monkeypatch):
+    entries = [EntryPoint(name="oracle", value="my.module:Oracle", group="paceline.drafters")]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: entries if group == PLUG_INS else [])
+    assert SpeculationConfig(method="ngram+oracle", options={"depth": 3}).methods == ("ngram", "oracle")
+    assert refusal(SpeculationConfig, {"method": "oracles"}).endswith("got 'oracles': try oracle.")
 
 
 def test_a_near_miss_names_the_choice():

@@ -22,7 +22,7 @@ def test_example_runs(capsys):
     assert scope["answer"].metrics.num_accepted_tokens > 0
 
 
-DOCS = [f"docs/{name}.md" for name in ("design-notes", "glossary", "native", "noise")]
+DOCS = [f"docs/{name}.md" for name in ("design-notes", "drafters", "glossary", "native", "noise")]
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *DOCS])

@@ -119,10 +119,10 @@ def test_chains():
 
 
 def test_sums_of_metrics():
-    one = SpeculationMetrics(2, 10, 5, (2, 2, 1), 4)
-    other = SpeculationMetrics(1, 1, 1, (1,), 6)
+    one = SpeculationMetrics(2, 10, 5, (2, 2, 1), 4, {"a": 10}, {"a": 5})
+    other = SpeculationMetrics(1, 1, 1, (1,), 6, {"a": 1, "b": 1}, {"a": 0, "b": 1})
     total = one + other
-    assert total == other + one == SpeculationMetrics(3, 11, 6, (3, 2, 1), 10)
+    assert total == other + one == SpeculationMetrics(3, 11, 6, (3, 2, 1), 10, {"a": 11, "b": 1}, {"a": 5, "b": 1})
     assert sum([one, other], SpeculationMetrics()) == total
     assert total.acceptance_rate == pytest.approx(6 / 11)
     assert total.acceptance_length == pytest.approx(1.6)

@@ -5,24 +5,36 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 DType = Literal["auto", "float32", "bfloat16"]
 Engine = Literal["auto", "torch", "native"]
 Quantization = Literal["int8", "int4"]
 KVCacheDType = Literal["auto", "float16", "int8"]
 Rule = Literal["coupled", "rejection", "block", "typical"]
-Method = Literal["none", "auto", "ngram", "draft_model"]
 
+METHODS = ("none", "auto", "ngram", "suffix", "recycle", "draft_model", "layer_skip")  # the built-in ones
+PLUG_INS = "paceline.drafters"  # group of the entry points by which installed packages name their drafters
+MAX_DRAFT_TOKENS = 64  # no drafter is right often enough for more to pay
+
+_PLUG_IN = "plug-in"  # stands for any method that is not built in
+_DRAFTING = (*METHODS[1:], _PLUG_IN)
+_DRAFT_TOKENS = {"none": 0, "auto": 5, "ngram": 5, "draft_model": 5, "layer_skip": 5}  # by default; 16 of all others
 _READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only some methods or rules read
-    "num_speculative_tokens": ("method", ("auto", "ngram", "draft_model")),
-    "verification": ("method", ("auto", "ngram", "draft_model")),
+    "num_speculative_tokens": ("method", _DRAFTING),
+    "verification": ("method", _DRAFTING),
+    "options": ("method", (_PLUG_IN,)),
     "max_ngram": ("method", ("auto", "ngram")),
     "min_ngram": ("method", ("auto", "ngram")),
+    "store_tokens": ("method", ("suffix",)),
     "model": ("method", ("draft_model",)),
     "kv_cache_memory": ("method", ("draft_model",)),
     "force": ("method", ("draft_model",)),
@@ -43,6 +55,18 @@ def at_least(name: str, value: object, minimum: int, *, example: int | None = No
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         remedy = f"try {minimum if example is None else example}"
         raise ConfigError(f"{name} must be an integer >= {minimum}; got {value!r:.100}: {remedy}.")
+
+
+def installed_plug_ins() -> dict[str, EntryPoint]:
+    """The drafters that installed packages bring, by name."""
+    from importlib.metadata import entry_points  # here, for most never need it
+
+    return {entry.name: entry for entry in entry_points(group=PLUG_INS)}
+
+
+def is_plug_in_path(method: str) -> bool:
+    """It names a class as package.module:Class."""
+    return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", method) is not None
 
 
 def usable_cores() -> int:
@@ -89,21 +113,35 @@ class SchedulerConfig:
 class SpeculationConfig:
     """What drafts, how much, and which rule verifies. `parse` reads the JSON of --speculation."""
 
-    method: Method = "ngram"
-    num_speculative_tokens: int = 5  # nodes of a draft at most
+    method: str = "ngram"  # of METHODS, or package.module:Class, or an entry point; a hybrid joins several by +
+    num_speculative_tokens: int | None = None  # nodes of a draft at most, 1..64; None = the method's own default
     verification: Rule = "coupled"  # the first three are lossless; typical is not
     max_ngram: int = 4  # ngram: longest suffix that is looked up
     min_ngram: int = 2  # ngram: shortest
+    store_tokens: int = 0  # suffix: tokens of past outputs that all requests draft from, too
     model: str | None = None  # draft_model: catalog name, folder, GGUF file or hub id
     kv_cache_memory: int | None = None  # draft_model: bytes of its own K/V cache
     force: bool = False  # draft_model: draft also where it has few of the target's tokens
+    options: Mapping[str, Any] | None = None  # plug-in: keyword arguments of its class
     typical_epsilon: float = 0.3  # typical: absolute threshold
     typical_alpha: float = 0.09  # typical: entropy-scaled threshold
 
     def __post_init__(self) -> None:
-        one_of("method", self.method, get_args(Method))
+        _check_methods(self.method)
         one_of("verification", self.verification, get_args(Rule))
-        at_least("num_speculative_tokens", self.num_speculative_tokens, 1)
+        if len(self.methods) > 1 and self.verification != "coupled":
+            raise ConfigError(
+                f"method {self.method!r} makes one tree of several drafts; verification {self.verification!r} takes "
+                "chains of a single drafter: take coupled, or one method."
+            )
+        if self.num_speculative_tokens is not None:
+            at_least("num_speculative_tokens", self.num_speculative_tokens, 1, example=5)
+            if self.num_speculative_tokens > MAX_DRAFT_TOKENS:
+                raise ConfigError(
+                    f"num_speculative_tokens must be at most {MAX_DRAFT_TOKENS}; got {self.num_speculative_tokens}: "
+                    f"try {_DRAFT_TOKENS.get(self.method, 16)}."
+                )
+        at_least("store_tokens", self.store_tokens, 0, example=100_000)
         at_least("min_ngram", self.min_ngram, 1)
         at_least("max_ngram", self.max_ngram, 1)
         if self.max_ngram < self.min_ngram:
@@ -113,7 +151,7 @@ class SpeculationConfig:
             )
         if self.model is not None and not (isinstance(self.model, str) and self.model):
             raise ConfigError(f"model must be a catalog name, folder, GGUF file or hub id; got {self.model!r}.")
-        if self.method == "draft_model" and self.model is None:
+        if "draft_model" in self.methods and self.model is None:
             raise ConfigError('method "draft_model" needs "model": a catalog name, folder, GGUF file or hub id.')
         if self.kv_cache_memory is not None:
             at_least("kv_cache_memory", self.kv_cache_memory, 1, example=1 << 30)
@@ -122,6 +160,30 @@ class SpeculationConfig:
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1:
                 raise ConfigError(f"{name} must be a number in (0, 1]; got {value!r}.")
         self._refuse_unread(f.name for f in fields(self) if getattr(self, f.name) != f.default)
+        self._check_options()
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The method, or those that a hybrid joins."""
+        return tuple(name.strip() for name in self.method.split("+"))
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """num_speculative_tokens, or the method's default."""
+        return self.num_speculative_tokens or _DRAFT_TOKENS.get(self.method, 16)
+
+    def _kinds(self) -> tuple[str, ...]:
+        return tuple(name if name in METHODS else _PLUG_IN for name in self.methods)
+
+    def _check_options(self) -> None:
+        if self.options is None:
+            return
+        if not (isinstance(self.options, Mapping) and all(isinstance(name, str) for name in self.options)):
+            raise ConfigError(f"options must be keyword arguments of the plug-in, by name; got {self.options!r:.100}.")
+        if self._kinds().count(_PLUG_IN) > 1:
+            raise ConfigError(
+                f"options cannot tell the plug-ins of {self.method!r} apart: give them defaults, or derive classes."
+            )
 
     def _refuse_unread(self, given: Iterable[str]) -> None:
         """Raises ConfigError for an option that the chosen method or rule would ignore."""
@@ -130,7 +192,7 @@ class SpeculationConfig:
                 continue
             chooser, readers = _READ_BY[name]
             chosen = getattr(self, chooser)
-            if chosen not in readers:
+            if not any(kind in readers for kind in (self._kinds() if chooser == "method" else (chosen,))):
                 raise ConfigError(
                     f"{name} is read with {chooser} {' or '.join(readers)} only; {chooser} {chosen!r} would ignore it: "
                     "drop it."
@@ -138,7 +200,7 @@ class SpeculationConfig:
 
     @classmethod
     def parse(cls, value: str | Mapping[str, Any] | SpeculationConfig | None) -> SpeculationConfig:
-        """From "none", "auto", a method's name, JSON text, or a mapping such as {"method": "ngram"}.
+        """From "none", "auto", any other method, JSON text, or a mapping such as {"method": "ngram"}.
 
         Raises ConfigError for text that is not JSON, and for an unknown method or key.
         """
@@ -166,6 +228,27 @@ class SpeculationConfig:
         config = cls(**value)
         config._refuse_unread(value)  # also those given as their default
         return config
+
+
+def _check_methods(method: object) -> None:
+    """Raises ConfigError unless each of the names joined by + is a built-in method or may be a plug-in."""
+    names = [name.strip() for name in method.split("+")] if isinstance(method, str) else [repr(method)]
+    for name in names:
+        if name in METHODS or is_plug_in_path(name):
+            continue
+        choices = (*METHODS, *installed_plug_ins())
+        if name in choices:
+            continue
+        nearest = [*difflib.get_close_matches(name, choices, n=1), choices[0]][0]
+        raise ConfigError(
+            f"method must be one of {', '.join(choices)}, some of them joined by +, or a plug-in as "
+            f"package.module:Class; got {name!r:.100}: try {nearest}."
+        )
+    for name in names:
+        if len(names) > 1 and name in ("none", "auto"):
+            raise ConfigError(f"method {name!r} stands alone; got {method!r:.100}: drop it, or the others.")
+        if names.count(name) > 1:
+            raise ConfigError(f"method {method!r:.100} names {name!r} more than once: once is enough.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from paceline.config import EngineConfig
-from paceline.interfaces import Drafter, Runner
+from paceline.config import METHODS, EngineConfig, installed_plug_ins, is_plug_in_path
+from paceline.errors import ConfigError, DraftMismatchError
+from paceline.interfaces import Drafter, Runner, Verifier
 from paceline.models import runners
 
 if TYPE_CHECKING:
@@ -22,20 +24,32 @@ class _Order:
     config: EngineConfig
     target: LoadedModel
     runner: Runner
-    needs_laws: bool
+    verifier: Verifier
     progress: bool
 
 
 def create(
-    config: EngineConfig, *, target: LoadedModel, runner: Runner, needs_laws: bool, progress: bool
+    config: EngineConfig, *, target: LoadedModel, runner: Runner, verifier: Verifier, progress: bool
 ) -> Drafter | None:
     """The drafter that a resolved config's speculation names, for a target and its runner; None for method "none".
 
-    needs_laws: the verification rule's. progress: show bars while a draft model is fetched and packed. Raises
-    DraftMismatchError if the drafter does not fit, and ModelError or CacheError as the target itself would.
+    verifier: what the drafts will be held to. progress: show bars while a draft model is fetched and packed. Raises
+    DraftMismatchError if the drafter does not fit, ConfigError for a plug-in that cannot be imported or built, and
+    ModelError or CacheError as the target itself would.
     """
-    method = config.speculation.method
-    return None if method == "none" else _BUILDERS[method](_Order(config, target, runner, needs_laws, progress))
+    order = _Order(config, target, runner, verifier, progress)
+    if config.speculation.method == "none":
+        return None
+    drafters = [_build(method, order) for method in config.speculation.methods]
+    if len(drafters) == 1:
+        return drafters[0]
+    from paceline.draft.hybrid import HybridDrafter
+
+    return HybridDrafter(drafters, vocab_size=runner.vocab_size)
+
+
+def _build(method: str, order: _Order) -> Drafter:
+    return _BUILDERS[method](order) if method in METHODS else _plug_in(method, order)
 
 
 def _ngram(order: _Order) -> Drafter:
@@ -66,7 +80,7 @@ def _draft_model(order: _Order) -> Drafter:
     return DraftModelDrafter(
         runner,
         vocabulary=vocabulary,
-        rule_needs_law=order.needs_laws,
+        rule_needs_law=order.verifier.needs_laws,
         prefix_caching=cache.prefix_caching,
         eos_ids=target.tokenizer.eos_ids,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
@@ -84,8 +98,65 @@ def _vocabulary(target: LoadedModel, model: LoadedModel, *, force: bool) -> Draf
     return CrossVocabulary(target.tokenizer, model.tokenizer, **sizes, force=force)
 
 
+def _suffix(order: _Order) -> Drafter:
+    from paceline.draft.suffix import SuffixDrafter
+
+    return SuffixDrafter(chain=order.verifier.chains_only, store_tokens=order.config.speculation.store_tokens)
+
+
+def _recycle(order: _Order) -> Drafter:
+    from paceline.draft.recycle import RecycleDrafter
+
+    return RecycleDrafter(vocab_size=order.target.spec.vocab_size, chain=order.verifier.chains_only)
+
+
+def _plug_in(method: str, order: _Order) -> Drafter:
+    """Whatever a plug-in's code raises becomes one error that names the plug-in."""
+    try:
+        if is_plug_in_path(method):
+            module, _, name = method.partition(":")
+            cls = getattr(import_module(module), name)
+        else:
+            cls = installed_plug_ins()[method].load()
+    except Exception as error:
+        raise ConfigError(
+            f"method {method!r}: the plug-in cannot be imported ({_reason(error)}). Install it, or put its folder on "
+            "PYTHONPATH."
+        ) from error
+    if not (isinstance(cls, type) and Drafter in cls.__mro__):
+        raise DraftMismatchError(
+            f"method {method!r} is no drafter: it must be a class that derives from paceline.interfaces.Drafter."
+        )
+    options = order.config.speculation.options or {}
+    try:
+        drafter = cls(**options)
+    except Exception as error:
+        raise ConfigError(
+            f"method {method!r}: {cls.__name__} cannot be made with options {dict(options)!r:.100} ({_reason(error)}). "
+            "They are the keyword arguments of the class."
+        ) from error
+    _check_declarations(drafter, method)
+    return drafter
+
+
+def _check_declarations(drafter: Drafter, method: str) -> None:
+    name, count = getattr(drafter, "name", None), drafter.num_successors
+    if not (isinstance(name, str) and name):
+        raise DraftMismatchError(
+            f"method {method!r}: a drafter needs a name; got {name!r:.100}: set name in its class."
+        )
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise DraftMismatchError(f"drafter {name!r}: num_successors must be an integer >= 0; got {count!r:.100}.")
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 _BUILDERS: Mapping[str, Callable[[_Order], Drafter]] = {
     "auto": _ngram,
     "ngram": _ngram,
+    "suffix": _suffix,
+    "recycle": _recycle,
     "draft_model": _draft_model,
 }

@@ -14,6 +14,7 @@
     └── MissingDependencyError  an optional package that is not installed
 
 Each message is one line: the value, the rule, the remedy. The command line prints it and exits with code 2.
+PacelineWarning, through Python's `warnings`, is for what works but is not worth its time.
 """
 
 from __future__ import annotations
@@ -65,3 +66,7 @@ class CacheError(PacelineError):
 
 class MissingDependencyError(PacelineError):
     """An optional package that is not installed; the message names the extra that brings it."""
+
+
+class PacelineWarning(UserWarning):
+    """A setting that costs more than it brings."""

@@ -81,10 +81,11 @@ class Noise(Protocol):
 class Drafter(Protocol):
     """Guesses what comes next. Cannot alter the text, only how fast it comes.
 
-    Derive from it and write `propose`; `observe` and `release` do nothing unless they are written, too.
+    Derive from it and write `propose`; `observe` and `release` do nothing unless they are written, too. Speculation
+    finds it as method "package.module:Class", or by an entry point of the group `paceline.drafters` (docs/drafters.md).
     """
 
-    name: str
+    name: str  # in metrics and messages
     hidden_layers: tuple[int | str, ...] = ()  # layers of the target whose hidden states `observe` wants
     num_successors: int = 0  # best next tokens of each sampled row that `observe` wants
 
@@ -102,7 +103,8 @@ class Drafter(Protocol):
         starts: np.ndarray,
         successors: Sequence[np.ndarray | None],
     ) -> None:
-        """Told of each step: views as they were before it, their drafts, and what became of these.
+        """Told of each step: views as they were before it, their drafts, and what became of these. A hybrid's members
+        are told of its draft, in which `proposers` names theirs.
 
         hidden maps each layer of `hidden_layers` to [T, d], the runner's own array type; view i owns the rows
         starts[i]:starts[i+1], its pending tokens and then its nodes. successors holds, for each view, [1+N, k] int32,

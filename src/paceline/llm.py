@@ -70,10 +70,10 @@ class LLM:
             tokenizer=self.tokenizer,
             verifier=verifier,
             drafter=drafters.create(
-                config, target=self._model, runner=self.runner, needs_laws=verifier.needs_laws, progress=progress
+                config, target=self._model, runner=self.runner, verifier=verifier, progress=progress
             ),
-            controller=FixedLength(rule.num_speculative_tokens),
-            max_draft_tokens=rule.num_speculative_tokens,
+            controller=FixedLength(rule.max_draft_tokens),
+            max_draft_tokens=rule.max_draft_tokens,
             scheduler=config.scheduler,
             cache=config.cache,
         )

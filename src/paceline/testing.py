@@ -189,6 +189,7 @@ class ScriptedDrafter(Drafter):
             law=None if law is None else DraftLaw(law.probs[:budget], law.ids),
             confidence=None if confidence is None else confidence[:budget],
             source=proposal.source,
+            proposers=None if proposal.proposers is None else proposal.proposers[:budget],
         )
 
 

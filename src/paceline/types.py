@@ -162,6 +162,7 @@ class Draft:
     law: DraftLaw | None = None  # what the nodes were sampled from; None = deterministic
     confidence: np.ndarray | None = None  # [N] estimate that a node is accepted once its parent is
     source: str = ""  # the drafter's name
+    proposers: tuple[tuple[str, ...], ...] | None = None  # [N] names of the drafters behind each node; None = source
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -330,6 +331,9 @@ class SpeculationMetrics:
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: tuple[int, ...] = ()  # drafts whose position i was accepted
     num_steps: int = 0  # target steps that emitted tokens, drafted or not
+    # By drafter's name; a node that several drafters proposed counts for each of them
+    num_draft_tokens_per_drafter: Mapping[str, int] = field(default_factory=dict)
+    num_accepted_tokens_per_drafter: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def acceptance_rate(self) -> float:
@@ -351,11 +355,17 @@ class SpeculationMetrics:
             self.num_accepted_tokens + other.num_accepted_tokens,
             per_pos,
             self.num_steps + other.num_steps,
+            _sum(self.num_draft_tokens_per_drafter, other.num_draft_tokens_per_drafter),
+            _sum(self.num_accepted_tokens_per_drafter, other.num_accepted_tokens_per_drafter),
         )
 
 
 def _pad(values: tuple[int, ...], width: int) -> tuple[int, ...]:
     return values + (0,) * (width - len(values))
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -74,6 +76,11 @@ def law(*rows) -> DraftLaw:
         (draft([2, 3], [1, -1]), "coupled", "before its parent"),
         (draft([2, 3], [-1, -2]), "coupled", "before its parent"),
         (draft([2, 3, 4, 5, 6, 7], [-1, 0, 1, 2, 3, 4]), "coupled", "where 4 were allowed"),
+        (replace(Draft.chain([2, 3], source="x"), confidence=np.array([0.5])), "coupled", "array of 2 probabilities"),
+        (replace(Draft.chain([2], source="x"), confidence=np.array([1.5])), "coupled", "array of 1 probabilities"),
+        (replace(Draft.chain([2], source="x"), confidence=np.array([np.nan])), "coupled", "array of 1 probabilities"),
+        (replace(Draft.chain([2], source="x"), confidence=[0.5]), "coupled", "array of 1 probabilities"),
+        (replace(Draft.chain([2, 3], source="x"), proposers=(("a",),)), "coupled", "proposers for 1 of 2"),
         (draft([2, 3], [-1, 0], law(2)), "block", r"must be \[nodes"),
         (draft([2, 3], [-1, 0], law(2, 4)), "block", "its own law excludes"),
         ([2, 3], "coupled", "must be a Draft"),
@@ -111,6 +118,10 @@ def test_counters_sum_over_requests_finished_running_and_cancelled() -> None:
     engine.abort(request_id)
     assert engine.metrics == running
     assert counters(running)["paceline:spec_decode_num_drafts_total"] == running.num_drafts
+    assert counters(running)['paceline:spec_decode_num_draft_tokens_per_drafter_total{drafter="scripted"}'] == (
+        running.num_draft_tokens
+    )
+    assert running.num_accepted_tokens_per_drafter == {"scripted": running.num_accepted_tokens}
     per_position = {k: v for k, v in counters(running).items() if "per_pos" in k}
     assert list(per_position.values()) == list(running.num_accepted_tokens_per_pos)
     assert next(iter(per_position)) == 'paceline:spec_decode_num_accepted_tokens_per_pos_total{position="0"}'

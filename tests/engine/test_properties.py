@@ -44,7 +44,9 @@ in_small_doses = settings(
 
 
 @settings(in_small_doses, max_examples=150)
-@given(any_setting(("none", "right", "wrong", "tree", "mixed", "ngram", "draft_model")), arrivals(any_params()))
+@given(
+    any_setting(("none", "right", "wrong", "tree", "mixed", "ngram", "suffix", "draft_model")), arrivals(any_params())
+)
 def test_coupled_writes_what_plain_decoding_writes(setting: Setting, plan: list[Arrival]) -> None:
     play(setting, plan)
 

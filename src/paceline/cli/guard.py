@@ -7,12 +7,13 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import typer
 
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import ConfigError, PacelineError, PacelineWarning
 
 USER_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -35,7 +36,8 @@ def exit_code(action: Callable[[], int]) -> int:
     try:
         if sys.stdout is None:
             raise ConfigError("stdout is closed: leave it open, or send it to a file or to /dev/null.")
-        code = action()
+        with _shown_warnings():
+            code = action()
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -66,9 +68,29 @@ def _report(error: Exception) -> int:
     return 1
 
 
+@contextlib.contextmanager
+def _shown_warnings() -> Iterator[None]:
+    """Our own warnings become one line on stderr, without the place in our code; others look as always."""
+    with warnings.catch_warnings():
+        as_always = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, PacelineWarning):
+                _show("warning:", "yellow", str(message))
+            else:
+                as_always(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield
+
+
 def show_error(message: str) -> None:
     """`error: message` on stderr, in one line."""
-    typer.echo(typer.style("error:", fg="red", bold=True) + " " + " ".join(message.split()), err=True)
+    _show("error:", "red", message)
+
+
+def _show(label: str, colour: str, message: str) -> None:
+    typer.echo(typer.style(label, fg=colour, bold=True) + " " + " ".join(message.split()), err=True)
 
 
 def _discard_stdout() -> None:

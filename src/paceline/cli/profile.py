@@ -105,7 +105,7 @@ def _bandwidth(runner: Runner, config: EngineConfig) -> float | None:
 
 def _draft_tokens(counts: list[int], config: EngineConfig) -> list[int]:
     """Nodes of the drafts that passes over so many tokens verify, where drafts have at most the configured length."""
-    longest = config.speculation.num_speculative_tokens
+    longest = config.speculation.max_draft_tokens
     return sorted({min(count - 1, longest) for count in counts if count > 1} or {longest})
 
 

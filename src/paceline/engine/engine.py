@@ -10,11 +10,12 @@ import numpy as np
 from paceline.cache.manager import CacheManager
 from paceline.config import CacheConfig, SchedulerConfig, at_least
 from paceline.control.policy import FixedLength
+from paceline.draft.check import check_draft
 from paceline.engine import outcome
-from paceline.engine.draft_check import check_draft
 from paceline.engine.packing import Rows, pack
 from paceline.engine.request import Request, Sequence
 from paceline.engine.scheduler import ScheduledSequence, Scheduler
+from paceline.engine.self_test import SelfTest
 from paceline.errors import ConfigError, DraftMismatchError, PromptError
 from paceline.interfaces import Controller, Drafter, Runner, Tokenizer, Verifier
 from paceline.types import (
@@ -75,6 +76,7 @@ class Engine:
         )
         self.requests: dict[str, Request] = {}  # those that are not finished, by id
         self._num_requests = 0
+        self._self_test = SelfTest(drafter.name) if drafter is not None else None
         self._finished = SpeculationMetrics()  # of the requests that are over
 
     @property
@@ -271,8 +273,11 @@ class Engine:
         verdicts: list[Verdict | None],
         passed: _Pass,
     ) -> None:
-        if self.drafter is None:
+        if self.drafter is None or self._self_test is None:
             return
+        for draft, verdict in zip(drafts, verdicts, strict=True):
+            if draft is not None and verdict is not None:
+                self._self_test.note(draft, num_accepted=len(verdict.path))
         views = [part.view for part in plan]
         self.controller.observe(views, drafts, verdicts)
         self.drafter.observe(

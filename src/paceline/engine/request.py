@@ -13,6 +13,7 @@ from paceline.sampling.noise import PhiloxNoise
 from paceline.sampling.processors import PenaltyState, allowed_mask
 from paceline.types import (
     Completion,
+    Draft,
     FinishReason,
     RequestOutput,
     RequestView,
@@ -62,20 +63,44 @@ class SpeculationCounter:
     accepted_tokens: int = 0
     steps: int = 0
     num_accepted: list[int] = field(default_factory=list)  # drafts of which exactly i nodes were accepted
+    drafted_by: dict[str, int] = field(default_factory=dict)  # nodes by drafter's name
+    accepted_by: dict[str, int] = field(default_factory=dict)
 
-    def count(self, *, drafted: int, accepted: int) -> None:
+    def count(self, draft: Draft | None, accepted: tuple[int, ...]) -> None:
+        """One step, in which these nodes of the draft were accepted."""
         self.steps += 1
-        if drafted:
-            self.drafts += 1
-            self.draft_tokens += drafted
-            self.accepted_tokens += accepted
-            if accepted >= len(self.num_accepted):
-                self.num_accepted += [0] * (accepted + 1 - len(self.num_accepted))
-            self.num_accepted[accepted] += 1
+        if draft is None:
+            return
+        self.drafts += 1
+        self.draft_tokens += len(draft)
+        self.accepted_tokens += len(accepted)
+        if len(accepted) >= len(self.num_accepted):
+            self.num_accepted += [0] * (len(accepted) + 1 - len(self.num_accepted))
+        self.num_accepted[len(accepted)] += 1
+        if draft.proposers is None:
+            _add(self.drafted_by, draft.source, len(draft))
+            _add(self.accepted_by, draft.source, len(accepted))
+            return
+        for node, names in enumerate(draft.proposers):
+            for name in names:
+                _add(self.drafted_by, name, 1)
+                _add(self.accepted_by, name, node in accepted)
 
     def freeze(self) -> SpeculationMetrics:
         per_pos = tuple(sum(self.num_accepted[i:]) for i in range(1, len(self.num_accepted)))
-        return SpeculationMetrics(self.drafts, self.draft_tokens, self.accepted_tokens, per_pos, self.steps)
+        return SpeculationMetrics(
+            self.drafts,
+            self.draft_tokens,
+            self.accepted_tokens,
+            per_pos,
+            self.steps,
+            dict(self.drafted_by),
+            dict(self.accepted_by),
+        )
+
+
+def _add(counts: dict[str, int], name: str, count: int) -> None:
+    counts[name] = counts.get(name, 0) + count
 
 
 class Sequence:

@@ -86,7 +86,7 @@ def settings(config: EngineConfig) -> dict[str, Any]:
         "quantization": config.quantization,
         "kv_cache_dtype": kv_dtype(config),
         "threads": config.num_threads,
-        "speculation": asdict(config.speculation),
+        "speculation": asdict(config.speculation) | {"num_speculative_tokens": config.speculation.max_draft_tokens},
     }
 
 

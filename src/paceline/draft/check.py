@@ -1,4 +1,4 @@
-"""What a plug-in drafter may hand to the engine; anything else is named before it can do harm."""
+"""What a drafter may hand to the engine or to a hybrid; anything else is named before it can do harm."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import numpy as np
 
 from paceline.errors import DraftMismatchError
 from paceline.types import Draft, DraftLaw
+
+_ROUNDING = 1e-6  # of a probability
 
 
 def check_draft(draft: Draft, *, drafter: str, budget: int, vocab_size: int, chains_only: bool) -> None:
@@ -19,7 +21,7 @@ def check_draft(draft: Draft, *, drafter: str, budget: int, vocab_size: int, cha
 
 def _is_plain_chain(draft: Draft, budget: int, vocab_size: int) -> bool:
     """The usual case, seen at a glance: this runs for every request in every step."""
-    if type(draft) is not Draft or draft.law is not None:
+    if type(draft) is not Draft or not (draft.law is draft.confidence is draft.proposers is None):
         return False
     token_ids, parents = draft.token_ids, draft.parents
     if type(token_ids) is not np.ndarray or token_ids.dtype != np.int32 or token_ids.ndim != 1:
@@ -49,7 +51,17 @@ def _problem(draft: Draft, *, budget: int, vocab_size: int, chains_only: bool) -
         return "proposed a node before its parent: order parents first; -1 is the root."
     if chains_only and not draft.is_chain:
         return "proposed a tree; this verification rule takes chains: use coupled."
+    if draft.confidence is not None and not _are_probabilities(draft.confidence, len(token_ids)):
+        return f"gave a confidence that is not an array of {len(token_ids)} probabilities: give one for each node."
+    if draft.proposers is not None and len(draft.proposers) != len(token_ids):
+        return f"gave proposers for {len(draft.proposers)} of {len(token_ids)} nodes: give a tuple of names for each."
     return None if draft.law is None else _problem_of_law(draft.law, draft.token_ids, vocab_size)
+
+
+def _are_probabilities(values: np.ndarray, count: int) -> bool:
+    if not isinstance(values, np.ndarray) or values.shape != (count,) or values.dtype.kind != "f":
+        return False
+    return bool(np.all((values >= 0) & (values <= 1 + _ROUNDING)))
 
 
 def _problem_of_law(law: DraftLaw, token_ids: np.ndarray, vocab_size: int) -> str | None:

@@ -1,0 +1,180 @@
+"""Several drafters at once: their drafts become one tree, and its best nodes are verified."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.draft.check import check_draft
+from paceline.errors import DraftMismatchError
+from paceline.interfaces import Drafter
+from paceline.types import Draft, RequestView, Verdict
+
+_CLAIM = 0.5  # confidence of a node whose drafter gives none
+_PRIOR = 4.0  # nodes' worth of trust in what a drafter claims, before anything is known of it
+_KEEP = 0.98  # of what is known of a depth, for each draft that tests it: about the last 50 count
+_DEPTHS = 16  # that are told apart
+_LEAST_REACH = 0.1  # of a node: computing one takes 3 to 11% of a pass over a single token on the native engine
+
+
+class HybridDrafter(Drafter):
+    """Asks each of several drafters for a draft of the whole budget and keeps the nodes most likely to be reached.
+
+    Nodes with the same path are one. A node's chance, once its parent is accepted, is the confidence that its drafter
+    gives it, corrected by how the drafter's confidence at this depth has turned out lately (TrackRecord), so that a
+    drafter that earns more gets more of the budget; of several proposers' chances the highest counts. The draft's
+    nodes are those with the largest products of chances along their paths, so long as such a product is worth a node.
+
+    Every drafter is told of the merged draft, whose `proposers` name those whose nodes they are. Drafts with a law
+    cannot be merged, which leaves the rule `coupled`. vocab_size: the target's.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], *, vocab_size: int) -> None:
+        self.name = "+".join(drafter.name for drafter in drafters)
+        self.hidden_layers = tuple(dict.fromkeys(layer for drafter in drafters for layer in drafter.hidden_layers))
+        self.num_successors = max(drafter.num_successors for drafter in drafters)
+        self._drafters = list(drafters)
+        self._records = [TrackRecord() for _ in drafters]
+        self._vocab_size = vocab_size
+        self._proposed: dict[str, list[Draft | None]] = {}  # each drafter's own draft, by request, in this step
+
+    def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
+        """The merged draft of each view. Raises DraftMismatchError, naming the drafter whose draft is unusable."""
+        proposals = [self._ask(drafter, views, budgets) for drafter in self._drafters]
+        self._proposed = {view.request_id: [own[i] for own in proposals] for i, view in enumerate(views)}
+        return [self._merge(self._proposed[v.request_id], budget) for v, budget in zip(views, budgets, strict=True)]
+
+    def observe(
+        self,
+        views: Sequence[RequestView],
+        drafts: Sequence[Draft | None],
+        verdicts: Sequence[Verdict | None],
+        *,
+        hidden: Mapping[int | str, Any],
+        starts: np.ndarray,
+        successors: Sequence[np.ndarray | None],
+    ) -> None:
+        for view, draft, verdict in zip(views, drafts, verdicts, strict=True):
+            proposed = self._proposed.get(view.request_id)
+            if proposed is None or verdict is None:
+                continue
+            accepted = [] if draft is None else draft.token_ids[list(verdict.path)].tolist()
+            for record, own in zip(self._records, proposed, strict=True):
+                if own is not None:
+                    record.note(own, [*accepted, verdict.final_token])
+        self._proposed = {}
+        for drafter in self._drafters:
+            wanted = drafter.num_successors
+            cut = [None if rows is None or not wanted else rows[:, :wanted] for rows in successors]
+            drafter.observe(views, drafts, verdicts, hidden=hidden, starts=starts, successors=cut)
+
+    def release(self, request_id: str) -> None:
+        for drafter in self._drafters:
+            drafter.release(request_id)
+
+    def _ask(self, drafter: Drafter, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
+        drafts = drafter.propose(views, budgets)
+        if not isinstance(drafts, list) or len(drafts) != len(views):
+            raise DraftMismatchError(f"drafter {drafter.name!r} must return a list of {len(views)} drafts or Nones.")
+        for draft, budget in zip(drafts, budgets, strict=True):
+            if draft is None:
+                continue
+            check_draft(draft, drafter=drafter.name, budget=budget, vocab_size=self._vocab_size, chains_only=False)
+            if draft.law is not None:
+                raise DraftMismatchError(
+                    f"drafter {drafter.name!r} gave a law, which a hybrid's tree cannot keep: leave it out."
+                )
+        return drafts
+
+    def _merge(self, proposals: Sequence[Draft | None], budget: int) -> Draft | None:
+        nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node; parents come before their children
+        chances: list[float] = []
+        names: list[list[str]] = []
+        for drafter, record, draft in zip(self._drafters, self._records, proposals, strict=True):
+            if draft is None:
+                continue
+            places: list[int] = []  # of the draft's own nodes in the merged tree
+            own = zip(draft.token_ids.tolist(), draft.parents.tolist(), record.chances(draft), strict=True)
+            for token, parent, chance in own:
+                key = (places[parent] if parent >= 0 else -1, token)
+                node = nodes.setdefault(key, len(nodes))
+                if node == len(chances):
+                    chances.append(chance)
+                    names.append([drafter.name])
+                else:
+                    chances[node] = max(chances[node], chance)
+                    if drafter.name not in names[node]:
+                        names[node].append(drafter.name)
+                places.append(node)
+        return self._best(list(nodes), chances, names, budget)
+
+    def _best(
+        self, nodes: list[tuple[int, int]], chances: list[float], names: list[list[str]], budget: int
+    ) -> Draft | None:
+        """The tree of the nodes that are most likely to be reached; None if none is likely enough."""
+        reach: list[float] = []
+        for (parent, _), chance in zip(nodes, chances, strict=True):
+            reach.append(chance * reach[parent] if parent >= 0 else chance)
+        # No node outdoes its parent, and sorting is stable in reverse, too: a node is kept only if its parent is.
+        kept = sorted(sorted(range(len(nodes)), key=reach.__getitem__, reverse=True)[:budget])
+        kept = [node for node in kept if reach[node] >= _LEAST_REACH]
+        if not kept:
+            return None
+        new_index = {-1: -1, **{node: index for index, node in enumerate(kept)}}
+        return Draft(
+            token_ids=np.array([nodes[node][1] for node in kept], dtype=np.int32),
+            parents=np.array([new_index[nodes[node][0]] for node in kept], dtype=np.int32),
+            confidence=np.array([chances[node] for node in kept]),
+            source=self.name,
+            proposers=tuple(tuple(names[node]) for node in kept),
+        )
+
+
+class TrackRecord:
+    """How a drafter's confidence turns out, by depth: the nodes that were right over those that it had promised.
+
+    Nodes are judged by the text that followed, whether they were verified or not, so a drafter that gets none of the
+    budget today can win it back.
+    """
+
+    def __init__(self) -> None:
+        self._right = [0.0] * _DEPTHS  # 0 = children of the root; the last stands for all deeper ones, too
+        self._promised = [0.0] * _DEPTHS
+        self._ratios = [1.0] * _DEPTHS
+
+    def chances(self, draft: Draft) -> list[float]:
+        """For each node the probability that it is accepted once its parent is."""
+        depths: list[int] = []
+        result: list[float] = []
+        for claim, parent in zip(_claims(draft), draft.parents.tolist(), strict=True):
+            depth = min(depths[parent] + 1, _DEPTHS - 1) if parent >= 0 else 0
+            depths.append(depth)
+            chance = claim * self._ratios[depth]
+            result.append(chance if chance < 1.0 else 1.0)
+        return result
+
+    def note(self, draft: Draft, emitted: Sequence[int]) -> None:
+        """The draft was followed by these tokens: children of a node that they reach are right, or wrong."""
+        depth_of = {-1: 0}  # nodes that the text reached, and the depth of their children
+        right: dict[int, float] = defaultdict(float)
+        promised: dict[int, float] = defaultdict(float)
+        nodes = zip(draft.token_ids.tolist(), draft.parents.tolist(), _claims(draft), strict=True)
+        for node, (token, parent, claim) in enumerate(nodes):
+            depth = depth_of.get(parent, len(emitted))
+            if depth < len(emitted):
+                promised[depth] += claim
+                if token == emitted[depth]:
+                    right[depth] += 1.0
+                    depth_of[node] = depth + 1
+        for depth in promised:
+            at = min(depth, _DEPTHS - 1)
+            self._right[at] = _KEEP * self._right[at] + right[depth]
+            self._promised[at] = _KEEP * self._promised[at] + promised[depth]
+            self._ratios[at] = (self._right[at] + _PRIOR) / (self._promised[at] + _PRIOR)
+
+
+def _claims(draft: Draft) -> list[float]:
+    return [_CLAIM] * len(draft) if draft.confidence is None else draft.confidence.tolist()

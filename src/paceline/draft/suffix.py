@@ -1,0 +1,197 @@
+"""Suffix decoding: what followed the text's last words, wherever they were written before, weighed by how often."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.draft.automaton import ROOT, SEPARATOR, SuffixAutomaton
+from paceline.draft.suffix_store import SuffixStore
+from paceline.interfaces import Drafter
+from paceline.types import Draft, RequestView, Verdict
+
+MAX_LENGTH = 32  # tokens of the longest string that is counted, the guessed one included
+_MAX_SUFFIXES = 2  # lengths tried in each automaton: a third gained nothing
+_MAX_FOLLOWERS = 64  # looked at after a string: a token that is frequent there is among the first to appear
+_UNSEEN = 2.0  # over m: the weight, in occurrences, of tokens that never followed a string of m tokens
+
+
+class _Match(NamedTuple):
+    """A suffix of the text that occurs in an automaton."""
+
+    automaton: SuffixAutomaton
+    state: int
+    length: int  # tokens, less than MAX_LENGTH
+
+
+class _Tree:
+    """A draft as it grows."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.parents: list[int] = []
+        self.confidence: list[float] = []
+        self.score = 0.0  # expected number of accepted nodes
+
+
+class SuffixDrafter(Drafter):
+    """Proposes a tree of what followed the text's longest repeated suffixes in prompt and output, and in past outputs.
+
+    A string of m tokens with n followed occurrences, c of them by some token, gives that token the probability
+    c / (n + 2 / m): the 2 / m, fitted on greedy text, is for tokens never seen there. From a suffix of m tokens grows,
+    best first, a tree of at most factor * m + offset nodes, each with a probability of its path of at least
+    min_probability; the best of two suffix lengths, by the sum of these probabilities, is proposed. A node's context
+    is the suffix with the path to it, so where a copy reaches the text's end it goes on with itself.
+
+    chain: only the likeliest follower of each node. store_tokens: how much of past outputs, of all requests, is kept
+    (SuffixStore); 0 = nothing. A request's own text takes about 100 bytes a token, the store's as much.
+    Raises ConfigError if store_tokens is 1 to 3. Source: SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975).
+    """
+
+    name = "suffix"
+
+    def __init__(
+        self,
+        *,
+        factor: float = 4.0,
+        offset: float = 0.0,
+        min_probability: float = 0.15,
+        chain: bool = False,
+        store_tokens: int = 0,
+    ) -> None:
+        self._factor = factor
+        self._offset = offset
+        self._min_probability = min_probability
+        self._chain = chain
+        self.store = SuffixStore(max_tokens=store_tokens, max_length=MAX_LENGTH) if store_tokens else None
+        self._texts: dict[str, _Text] = {}
+
+    def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
+        return [self._draft(self._follow(view), budget) for view, budget in zip(views, budgets, strict=True)]
+
+    def observe(
+        self,
+        views: Sequence[RequestView],
+        drafts: Sequence[Draft | None],
+        verdicts: Sequence[Verdict | None],
+        *,
+        hidden: Mapping[int | str, Any],
+        starts: np.ndarray,
+        successors: Sequence[np.ndarray | None],
+    ) -> None:
+        """Notes the step's tokens for the store: there is no view of a request after its last step."""
+        if self.store is None:
+            return
+        for view, draft, verdict in zip(views, drafts, verdicts, strict=True):
+            text = self._texts.get(view.request_id)
+            if text is None or verdict is None or len(text.token_ids) != len(view.token_ids):
+                continue
+            accepted = [] if draft is None else draft.token_ids[list(verdict.path)].tolist()
+            text.extend([*accepted, verdict.final_token])
+
+    def release(self, request_id: str) -> None:
+        text = self._texts.pop(request_id, None)
+        if text is not None and self.store is not None:
+            self.store.add(request_id, text.token_ids[text.prompt_length :])
+
+    def _follow(self, view: RequestView) -> _Text:
+        """The request's text with all tokens of the view, begun anew if these do not go on from those known."""
+        text = self._texts.get(view.request_id)
+        if text is None or not text.is_prefix_of(view.token_ids):
+            text = self._texts[view.request_id] = _Text(view.prompt_length)
+        text.extend(view.token_ids[len(text.token_ids) :].tolist())
+        return text
+
+    def _draft(self, text: _Text, budget: int) -> Draft | None:
+        best = _Tree()
+        matches = [match for longest in self._longest_matches(text) for match in _suffixes(longest)]
+        for match in sorted(matches, key=lambda match: -match.length):
+            num_nodes = min(budget, int(self._factor * match.length + self._offset))
+            if num_nodes <= best.score:  # what is left cannot be better
+                break
+            tree = _grow(match, num_nodes, min_probability=self._min_probability, chain=self._chain)
+            best = max(best, tree, key=lambda tree: tree.score)
+        if not best.token_ids:
+            return None
+        return Draft(
+            token_ids=np.array(best.token_ids, dtype=np.int32),
+            parents=np.array(best.parents, dtype=np.int32),
+            confidence=np.array(best.confidence),
+            source=self.name,
+        )
+
+    def _longest_matches(self, text: _Text) -> Iterator[_Match]:
+        own = text.automaton
+        yield _context(own, *own.repeated_suffix())
+        if self.store is not None:
+            tail = text.token_ids[-(MAX_LENGTH - 1) :]  # followed anew each time: the store changes in between
+            for automaton in self.store.automata:
+                yield _context(automaton, *automaton.find_suffix(tail))
+
+
+class _Text:
+    """Tokens of a request, and their automaton."""
+
+    def __init__(self, prompt_length: int) -> None:
+        self.prompt_length = prompt_length
+        self.token_ids: array[int] = array("i")
+        self.automaton = SuffixAutomaton(max_length=MAX_LENGTH)
+
+    def is_prefix_of(self, token_ids: np.ndarray) -> bool:
+        mine = np.frombuffer(self.token_ids, dtype=np.int32)
+        return len(mine) <= len(token_ids) and bool((mine == token_ids[: len(mine)]).all())
+
+    def extend(self, token_ids: list[int]) -> None:
+        self.token_ids.extend(token_ids)
+        for token in token_ids:
+            self.automaton.append(token)
+
+
+def _context(automaton: SuffixAutomaton, state: int, length: int) -> _Match:
+    """The suffix of a string that leaves room for one more token in what is counted."""
+    return _Match(automaton, *automaton.shorten(state, length, to=MAX_LENGTH - 1))
+
+
+def _suffixes(match: _Match) -> Iterator[_Match]:
+    """The match and its suffixes with more occurrences, longest first; those in between have the same followers."""
+    for _ in range(_MAX_SUFFIXES):
+        if match.state == ROOT:
+            break
+        yield match
+        match = _Match(match.automaton, *match.automaton.longest_suffix(match.state))
+
+
+def _grow(match: _Match, num_nodes: int, *, min_probability: float, chain: bool) -> _Tree:
+    """The num_nodes likeliest nodes after the match; a path less likely than min_probability is not taken."""
+    automaton, state, length = match
+    tree = _Tree()
+    # (-probability of the path, -latest occurrence), then the node: the likeliest first, of equals the newest.
+    frontier: list[tuple[float, int, int, float, int, int, int]] = []
+    parent, path_probability = -1, 1.0
+    while True:
+        while state != ROOT and automaton.num_followed(state) == 0:  # occurs at the text's end only
+            state, length = automaton.longest_suffix(state)
+        if state != ROOT:
+            total = automaton.num_followed(state) + _UNSEEN / length
+            followers = automaton.followers(state, limit=_MAX_FOLLOWERS)
+            for count, latest, token, target in (max(followers),) if chain else followers:
+                probability = count / total
+                path = path_probability * probability
+                if path >= min_probability and token != SEPARATOR:
+                    heappush(frontier, (-path, -latest, token, probability, parent, target, length + 1))
+        if not frontier:
+            return tree
+        negative, _, token, probability, grown_from, state, length = heappop(frontier)
+        path_probability = -negative
+        tree.token_ids.append(token)
+        tree.parents.append(grown_from)
+        tree.confidence.append(probability)
+        tree.score += path_probability
+        parent = len(tree.token_ids) - 1
+        if parent + 1 == num_nodes:
+            return tree
+        state, length = automaton.shorten(state, length, to=MAX_LENGTH - 1)
