@@ -67,20 +67,24 @@ def _draft_model(order: _Order) -> Drafter:
     assert rule.model is not None
     model = target if rule.model == target.name else load(rule.model, progress=order.progress)
     vocabulary = _vocabulary(target, model, force=rule.force)
-    cache = replace(config.cache, kv_cache_memory=rule.kv_cache_memory)
+    own = runners.for_draft_model(config, model)
+    cache = replace(own.cache, kv_cache_memory=rule.kv_cache_memory)
+    if rule.prefix_caching is not None:
+        cache = replace(cache, prefix_caching=rule.prefix_caching)
     context = model.spec.context_length  # where a draft model's ends, it drafts no more
     runner = runners.create_runner(
         model,
-        runners.for_draft_model(config, model),
+        own,
         cache=cache,
         max_model_len=min(config.max_model_len or context, context),
         progress=order.progress,
-        twin=order.runner if model is target else None,
+        twin=order.runner if model is target and own == config else None,
     )
     return DraftModelDrafter(
         runner,
         vocabulary=vocabulary,
         rule_needs_law=order.verifier.needs_laws,
+        width=rule.width,
         prefix_caching=cache.prefix_caching,
         eos_ids=target.tokenizer.eos_ids,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,

@@ -39,6 +39,7 @@ def drafter(*, rule_needs_law: bool = False, subject: CrossVocabulary | None = N
         model,
         vocabulary=subject or vocabulary(),
         rule_needs_law=rule_needs_law,
+        least_reach=0.0,
         eos_ids=TARGET.eos_ids,
         max_num_batched_tokens=7,
     )
@@ -104,7 +105,7 @@ def test_models_that_agree_draw_the_same_tokens(temperature):
     params = SamplingParams(max_tokens=60, temperature=temperature, seed=1, allowed_token_ids=common)
     prompt = target.encode("abc d")
     (plain,) = run(make_engine(runner=model, tokenizer=target), [prompt], params)
-    renamed = DraftModelDrafter(Renamed(subject, own, model), vocabulary=subject, rule_needs_law=False)
+    renamed = DraftModelDrafter(Renamed(subject, own, model), vocabulary=subject, rule_needs_law=False, least_reach=0.0)
     engine = make_engine(runner=model, tokenizer=target, drafter=renamed)
     assert run(engine, [prompt], params)[0].token_ids == plain.token_ids
     assert engine.metrics.acceptance_rate == 1.0
@@ -152,7 +153,7 @@ def test_drafts_are_spelled_as_the_target_would():
 
 def test_accepted_tokens_are_not_computed_again():
     model = ToyModel(vocab_size=OWN.vocab_size, seed=5, order=2, num_blocks=64, block_size=4)
-    subject = DraftModelDrafter(model, vocabulary=vocabulary(), rule_needs_law=False)
+    subject = DraftModelDrafter(model, vocabulary=vocabulary(), rule_needs_law=False, least_reach=0.0)
     (draft,) = subject.propose([view(PROMPT)], [4])
     assert draft is not None
     before = model.num_tokens

@@ -28,7 +28,7 @@ def toy(**options) -> ToyModel:
 
 
 def drafter(model: ToyModel | None = None, **options) -> DraftModelDrafter:
-    return DraftModelDrafter(model or toy(), **{"rule_needs_law": False, **options})
+    return DraftModelDrafter(model or toy(), **{"rule_needs_law": False, "least_reach": 0.0, **options})
 
 
 def propose(subject: DraftModelDrafter, *views: RequestView, budget: int = 4) -> list[list[int] | None]:

@@ -52,7 +52,8 @@ def native_int8(**options) -> NativeRunner:
 @pytest.mark.parametrize("make_runner", [native, native_int8])
 @settings(in_small_doses, max_examples=50)
 @given(
-    any_setting(("none", "right", "wrong", "tree", "mixed", "ngram", "suffix", "draft_model")), arrivals(any_params())
+    any_setting(("none", "right", "wrong", "tree", "mixed", "ngram", "suffix", "draft_model", "draft_tree")),
+    arrivals(any_params()),
 )
 def test_coupled_writes_what_plain_decoding_writes(make_runner, setting: Setting, plan: list[Arrival]) -> None:
     play(setting, plan, make_runner=make_runner)
