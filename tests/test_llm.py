@@ -181,6 +181,7 @@ def test_a_draft_model_of_another_vocabulary(tiny_llama: Path, smollm2) -> None:
         plain, drafted = (llm.generate(prompts, replace(params, speculation=wanted)) for wanted in (False, True))
         assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
     assert llm.engine.metrics.num_draft_tokens > 0
+    assert "; draft model with " in llm.model_card
 
 
 def test_a_stream_that_is_never_read_costs_nothing(llm: LLM) -> None:

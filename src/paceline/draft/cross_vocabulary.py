@@ -49,6 +49,7 @@ class CrossVocabulary:
         common = np.flatnonzero(self.token_map.ids >= 0)
         self.share = len(common) / target_size
         self.coverage = coverage(sample_text, target, self.token_map)
+        self.note = f"draft model with {self.share:.1%} of the vocabulary, {self.coverage:.0%} of a sample text"
         self._own_ids = np.full(target_size, -1, dtype=np.int32)
         self._own_ids[self.token_map.ids[common]] = common
         self._specials = {target_id: own_id for own_id, target_id in special_pairs(target, own).items()}

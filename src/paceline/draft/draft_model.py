@@ -60,6 +60,7 @@ class DraftModelDrafter(Drafter):
         size = runner.vocab_size
         self._vocabulary = vocabulary or SharedVocabulary(target_size=size, own_size=size)
         assert width == 1 or not rule_needs_law, "rules on laws take chains"
+        self.note = self._vocabulary.note
         self._rule_needs_law = rule_needs_law
         self._width = width
         self._least_reach = least_reach

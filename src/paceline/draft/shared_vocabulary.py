@@ -12,6 +12,7 @@ from paceline.types import RequestView, TokenMap
 class DraftVocabulary(Protocol):
     """How a draft model's tokens and the target's belong together. Drafts are always in the target's ids."""
 
+    note: str  # what people should know of it
     size: int  # ids of the target
     token_map: TokenMap | None  # the target's id of each token that the model samples; None = they are the same
 
@@ -34,6 +35,8 @@ class DraftVocabulary(Protocol):
 
 class SharedVocabulary:
     """The same tokens under the same ids; either model may have more of them, to pad its embedding."""
+
+    note = ""
 
     def __init__(self, *, target_size: int, own_size: int) -> None:
         self.size = target_size
