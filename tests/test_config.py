@@ -146,6 +146,15 @@ def refusal(cls, options) -> str:
                 ({"engine": "auto "}, "engine must be one of auto, torch, native; got 'auto ': try auto."),
                 ({"quantization": 8}, "quantization must be one of int8, int4; got 8: try int8."),
                 ({"num_threads": 0}, "num_threads must be an integer >= 1; got 0: try 1."),
+                *(
+                    ({"least_reach": value}, f"least_reach must be a number in [0, 1); got {value!r}: try 0.2.")
+                    for value in (1, -0.1, True, "0.5", float("nan"))
+                ),
+                (
+                    {"least_reach": 0.5, "verification": "rejection"},
+                    "least_reach ends drafts early, which would bias verification 'rejection': take coupled, or drop "
+                    "it.",
+                ),
                 ({"force": None}, "force must be True or False; got None: leave it out."),
                 ({"prefix_caching": 1}, "prefix_caching must be True or False or None; got 1: leave it out."),
             )
@@ -209,7 +218,7 @@ def test_parse_refuses_them_as_their_default_too(name):
         {"method": "ngram", "max_ngram": 1, "min_ngram": 1, "verification": "block"},
         {"method": "ngram", "verification": "typical", "typical_epsilon": 1, "typical_alpha": 1e-9},
         {"method": "draft_model", **NEVER, "verification": "rejection"},
-        {"method": "draft_model", "model": "m", "width": 8},
+        {"method": "draft_model", "model": "m", "width": 8, "least_reach": 0},
         {"method": "ngram+draft_model", **NEVER, **NGRAM, "num_speculative_tokens": 64},
         {"method": "ngram + a.b:C", "options": {"depth": 3}, "max_ngram": 5},
         {"method": "suffix", "store_tokens": 100, "verification": "block"},

@@ -25,6 +25,7 @@ METHODS = ("none", "auto", "ngram", "suffix", "recycle", "draft_model", "layer_s
 PLUG_INS = "paceline.drafters"  # group of the entry points by which installed packages name their drafters
 MAX_DRAFT_TOKENS = 64  # no drafter is right often enough for more to pay
 MAX_WIDTH = 8  # candidates of a row that a draft model ranks
+LEAST_REACH = 0.2  # what a draft model's pass and a row of the target's cost of a pass over one token, with AVX-512
 
 _PLUG_IN = "plug-in"  # stands for any method that is not built in
 _DRAFTING = (*METHODS[1:], _PLUG_IN)
@@ -38,6 +39,7 @@ _READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only som
     "store_tokens": ("method", ("suffix",)),
     "model": ("method", ("draft_model",)),
     "width": ("method", ("draft_model",)),
+    "least_reach": ("method", ("draft_model",)),
     "force": ("method", ("draft_model",)),
     "engine": ("method", ("draft_model",)),
     "quantization": ("method", ("draft_model",)),
@@ -127,6 +129,7 @@ class SpeculationConfig:
     store_tokens: int = 0  # suffix: tokens of past outputs that all requests draft from, too
     model: str | None = None  # draft_model: catalog name, folder, GGUF file or hub id
     width: int = 1  # draft_model: children of a node; 1 = drafts are chains
+    least_reach: float = LEAST_REACH  # draft_model: chance with which a node must be reached to be drafted
     force: bool = False  # draft_model: draft also where it has few of the target's tokens
     engine: Engine | None = None  # draft_model: what runs its passes; None = the target's engine
     quantization: Quantization | None = None  # draft_model: quantise its weights; None = as the target's
@@ -178,6 +181,14 @@ class SpeculationConfig:
             raise ConfigError(
                 f"width {self.width} makes drafts trees; verification {self.verification!r} takes chains: take "
                 "coupled, or width 1."
+            )
+        reach = self.least_reach
+        if not isinstance(reach, (int, float)) or isinstance(reach, bool) or not 0 <= reach < 1:
+            raise ConfigError(f"least_reach must be a number in [0, 1); got {reach!r:.100}: try 0.2.")
+        if reach != LEAST_REACH and self.verification != "coupled":
+            raise ConfigError(
+                f"least_reach ends drafts early, which would bias verification {self.verification!r}: take coupled, or "
+                "drop it."
             )
         if self.width > MAX_WIDTH:
             raise ConfigError(f"width must be at most {MAX_WIDTH}; got {self.width}: try 3.")

@@ -85,6 +85,7 @@ def _draft_model(order: _Order) -> Drafter:
         vocabulary=vocabulary,
         rule_needs_law=order.verifier.needs_laws,
         width=rule.width,
+        least_reach=rule.least_reach,
         prefix_caching=cache.prefix_caching,
         eos_ids=target.tokenizer.eos_ids,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,

@@ -168,7 +168,7 @@ def test_few_common_tokens_are_refused_unless_forced():
         vocabulary(target, strange)
     assert vocabulary(target, strange, force=True).coverage == 0
     assert vocabulary().coverage > 0.5
-    assert vocabulary().note == "draft model with 68.8% of the vocabulary, 89% of a sample text"
+    assert vocabulary().note == "draft model with 68.8% of the vocabulary, 100% of a sample text"
 
 
 def test_a_tokenizer_that_changes_the_text_is_refused():
