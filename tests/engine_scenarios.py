@@ -20,6 +20,7 @@ from paceline.config import CacheConfig, SchedulerConfig
 from paceline.control.policy import FixedLength
 from paceline.draft.draft_model import DraftModelDrafter
 from paceline.draft.ngram import NgramDrafter
+from paceline.draft.recycle import RecycleDrafter
 from paceline.draft.suffix import SuffixDrafter
 from paceline.engine.engine import Engine
 from paceline.interfaces import Runner
@@ -191,6 +192,8 @@ def drafter_of(
         return None
     if setting.drafter == "ngram":
         return NgramDrafter(max_ngram=3, min_ngram=1)
+    if setting.drafter == "recycle":
+        return RecycleDrafter(vocab_size=V)
     if setting.drafter == "suffix":
         return SuffixDrafter(min_probability=0.05, store_tokens=40)
     if setting.drafter in ("draft_model", "draft_tree"):

@@ -14,6 +14,8 @@ from paceline import drafters, verify
 from paceline.config import EngineConfig, SpeculationConfig
 from paceline.draft.hybrid import HybridDrafter
 from paceline.draft.ngram import NgramDrafter
+from paceline.draft.recycle import RecycleDrafter
+from paceline.draft.suffix import SuffixDrafter
 from paceline.errors import ConfigError, DraftMismatchError, PacelineError
 from paceline.interfaces import Drafter
 from paceline.testing import CharTokenizer, ToyModel
@@ -68,6 +70,8 @@ def test_built_in_methods() -> None:
     assert create("none") is None
     assert isinstance(create("auto"), NgramDrafter)
     assert isinstance(create("ngram", max_ngram=3), NgramDrafter)
+    assert isinstance(create("suffix", store_tokens=100), SuffixDrafter)
+    assert isinstance(create("recycle", verification="block"), RecycleDrafter)
 
 
 def test_trees_become_chains_under_rules_that_take_no_trees() -> None:

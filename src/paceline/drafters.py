@@ -97,10 +97,10 @@ def _vocabulary(target: LoadedModel, model: LoadedModel, *, force: bool) -> Draf
     from paceline.draft.cross_vocabulary import CrossVocabulary
     from paceline.draft.shared_vocabulary import SharedVocabulary
 
-    sizes = {"target_size": target.spec.vocab_size, "own_size": model.spec.vocab_size}
+    target_size, own_size = target.spec.vocab_size, model.spec.vocab_size
     if target.tokenizer.fingerprint == model.tokenizer.fingerprint:
-        return SharedVocabulary(**sizes)
-    return CrossVocabulary(target.tokenizer, model.tokenizer, **sizes, force=force)
+        return SharedVocabulary(target_size=target_size, own_size=own_size)
+    return CrossVocabulary(target.tokenizer, model.tokenizer, target_size=target_size, own_size=own_size, force=force)
 
 
 def _suffix(order: _Order) -> Drafter:

@@ -45,7 +45,7 @@ in_small_doses = settings(
 
 @settings(in_small_doses, max_examples=150)
 @given(
-    any_setting(("none", "right", "wrong", "tree", "mixed", "ngram", "suffix", "draft_model", "draft_tree")),
+    any_setting(("none", "right", "wrong", "tree", "mixed", "ngram", "suffix", "recycle", "draft_model", "draft_tree")),
     arrivals(any_params()),
 )
 def test_coupled_writes_what_plain_decoding_writes(setting: Setting, plan: list[Arrival]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from paceline.draft.retokenised_text import RetokenisedText
 from paceline.draft.vocabulary_map import SAMPLE_TEXT, SpelledTokens, coverage, map_tokens, special_pairs
 from paceline.errors import DraftMismatchError
-from paceline.types import RequestView
+from paceline.types import RequestView, TokenMap
 
 _LEAST_COVERAGE = 0.5
 
@@ -45,13 +45,14 @@ class CrossVocabulary:
         sample_text: str = SAMPLE_TEXT,
     ) -> None:
         self.size = target_size
-        self.token_map = map_tokens(target, own, target_size=target_size, own_size=own_size)
-        common = np.flatnonzero(self.token_map.ids >= 0)
+        token_map = map_tokens(target, own, target_size=target_size, own_size=own_size)
+        common = np.flatnonzero(token_map.ids >= 0)
+        self.token_map: TokenMap | None = token_map
         self.share = len(common) / target_size
-        self.coverage = coverage(sample_text, target, self.token_map)
+        self.coverage = coverage(sample_text, target, token_map)
         self.note = f"draft model with {self.share:.1%} of the vocabulary, {self.coverage:.0%} of a sample text"
         self._own_ids = np.full(target_size, -1, dtype=np.int32)
-        self._own_ids[self.token_map.ids[common]] = common
+        self._own_ids[token_map.ids[common]] = common
         self._specials = {target_id: own_id for own_id, target_id in special_pairs(target, own).items()}
         self._target = target
         self._own = own

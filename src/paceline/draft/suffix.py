@@ -43,9 +43,9 @@ class SuffixDrafter(Drafter):
 
     A string of m tokens with n followed occurrences, c of them by some token, gives that token the probability
     c / (n + 2 / m): the 2 / m, fitted on greedy text, is for tokens never seen there. From a suffix of m tokens grows,
-    best first, a tree of at most factor * m + offset nodes, each with a probability of its path of at least
-    min_probability; the best of two suffix lengths, by the sum of these probabilities, is proposed. A node's context
-    is the suffix with the path to it, so where a copy reaches the text's end it goes on with itself.
+    best first, a tree of at most factor * m + offset nodes, each with a path of at least min_probability; the best of
+    two suffix lengths, by the sum of the paths' probabilities, is proposed. What a node is followed by is looked up for
+    the suffix with the path to the node, so a copy that reaches the text's end goes on with itself.
 
     chain: only the likeliest follower of each node. store_tokens: how much of past outputs, of all requests, is kept
     (SuffixStore); 0 = nothing. A request's own text takes about 100 bytes a token, the store's as much.

@@ -1,0 +1,151 @@
+"""Token recycling: what the target thought likely after some words, it will think again."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.draft.successors import SuccessorTable
+from paceline.errors import ConfigError
+from paceline.interfaces import Drafter
+from paceline.types import Draft, RequestView, Verdict
+
+_Candidate = tuple[float, int, int, float, list[int], list[float], int]
+
+
+class RecycleDrafter(Drafter):
+    """Proposes the likeliest paths through a table of the target's latest successors of each token and pair of tokens.
+
+    The table is filled from every row that the target samples, also after nodes that were rejected, and from prompts.
+    All requests share it, and it stays when they are over. How often a successor is right is counted by its rank and
+    the kind of its row; these rates rank the paths and are the confidence of the nodes.
+
+    vocab_size: the target's. chain: propose only the likeliest path, for rules that take no trees. path: a file that
+    `save` writes; read here if it is there. fingerprint: of the tokenizer, for which a file is good.
+    Raises ConfigError for a file that is damaged, or of another tokenizer or vocabulary.
+    Source: Luo et al. 2024 (arXiv 2408.08696); pairs, prompts and rates are ours (docs/design-notes.md).
+    """
+
+    name = "recycle"
+    num_successors = 8
+
+    def __init__(
+        self, *, vocab_size: int, chain: bool = False, path: str | Path | None = None, fingerprint: str = ""
+    ) -> None:
+        self._chain = chain
+        self._path = None if path is None else Path(path)
+        self._fingerprint = fingerprint
+        self._table = SuccessorTable(vocab_size=vocab_size, width=self.num_successors)
+        if self._path is not None:
+            if not self._path.parent.is_dir():
+                raise ConfigError(f"path must lie in a folder that exists; got {str(self._path)!r}: create the folder.")
+            if self._path.exists():
+                self._table.load(self._path, fingerprint=fingerprint)
+        self._read: set[str] = set()  # requests whose prompts are in the table
+
+    def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
+        rates = self._table.rates().tolist()
+        return [self._grow(*_last_two(v.token_ids), budget, rates) for v, budget in zip(views, budgets, strict=True)]
+
+    def observe(
+        self,
+        views: Sequence[RequestView],
+        drafts: Sequence[Draft | None],
+        verdicts: Sequence[Verdict | None],
+        *,
+        hidden: Mapping[int | str, Any],
+        starts: np.ndarray,
+        successors: Sequence[np.ndarray | None],
+    ) -> None:
+        for view in views:
+            if view.request_id not in self._read:
+                self._read.add(view.request_id)
+                self._table.read_text(view.token_ids)
+        self._learn(views, drafts, verdicts, successors)
+
+    def release(self, request_id: str) -> None:
+        self._read.discard(request_id)
+
+    def save(self) -> None:
+        """Writes the table to `path`, whole or not at all; does nothing without one. For who closes the engine to call.
+
+        Raises ConfigError if the file cannot be written.
+        """
+        if self._path is not None:
+            self._table.save(self._path, fingerprint=self._fingerprint)
+
+    def _grow(self, before: int, root: int, budget: int, rates: list[list[float]]) -> Draft | None:
+        """The `budget` nodes that are likeliest to be accepted, best first; rates [kinds, width]."""
+        look = self._table.look
+        tokens: list[int] = []
+        parents: list[int] = []
+        confidence: list[float] = []
+        # Candidates: -path probability, parent, rank among the parent's successors; then the parent's path probability,
+        # successors, their rates and its token. A candidate brings in the next rank and its own first successor.
+        said, kind = look(before, root)
+        heap: list[_Candidate] = [(-rates[kind][0], -1, 0, 1.0, said, rates[kind], root)] if said[0] >= 0 else []
+        while heap and len(tokens) < budget:
+            reach, parent, rank, above, said, own, before = heapq.heappop(heap)
+            node, token = len(tokens), said[rank]
+            tokens.append(token)
+            parents.append(parent)
+            confidence.append(own[rank])
+            if not self._chain and rank + 1 < len(said) and said[rank + 1] >= 0:
+                heapq.heappush(heap, (-above * own[rank + 1], parent, rank + 1, above, said, own, before))
+            below, kind = look(before, token)
+            if below[0] >= 0:
+                heapq.heappush(heap, (reach * rates[kind][0], node, 0, -reach, below, rates[kind], token))
+        if not tokens:
+            return None
+        return Draft(
+            token_ids=np.array(tokens, dtype=np.int32),
+            parents=np.array(parents, dtype=np.int32),
+            confidence=np.array(confidence),
+            source=self.name,
+        )
+
+    def _learn(
+        self,
+        views: Sequence[RequestView],
+        drafts: Sequence[Draft | None],
+        verdicts: Sequence[Verdict | None],
+        successors: Sequence[np.ndarray | None],
+    ) -> None:
+        before: list[int] = []
+        tokens: list[int] = []
+        kept: list[int] = []  # rows of roots and accepted nodes
+        said: list[np.ndarray] = []
+        for view, draft, verdict, own in zip(views, drafts, verdicts, successors, strict=True):
+            if verdict is None or own is None:
+                continue
+            first, (previous, root) = len(tokens), _last_two(view.token_ids)
+            nodes = [] if draft is None else draft.token_ids.tolist()
+            seen = [root, *nodes]
+            before.append(previous)
+            if draft is not None:
+                before += [seen[parent + 1] for parent in draft.parents.tolist()]
+            tokens += seen
+            path = [first, *(first + 1 + node for node in verdict.path)]
+            for row, following in zip(
+                path, [*(nodes[node] for node in verdict.path), verdict.final_token], strict=True
+            ):
+                self._table.count(before[row], tokens[row], following)
+            kept += path
+            said.append(own)
+        if not tokens:
+            return
+        # What was accepted is written last: of a token's rows in one pass, the one in the text counts.
+        rejected = np.ones(len(tokens), dtype=bool)
+        rejected[kept] = False
+        order = np.concatenate([np.flatnonzero(rejected), kept])
+        pairs = np.array([before, tokens], dtype=np.int64)[:, order]
+        self._table.write(pairs[0], pairs[1], np.concatenate(said)[order])
+
+
+def _last_two(token_ids: np.ndarray) -> tuple[int, int]:
+    """The last token and the one before it, -1 where there is none."""
+    return int(token_ids[-2]) if len(token_ids) > 1 else -1, int(token_ids[-1])
