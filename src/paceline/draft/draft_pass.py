@@ -88,10 +88,10 @@ class DraftJob:
 
 
 class Part(NamedTuple):
-    """A job's share of a pass: its next `count` pending tokens."""
+    """A job's share of a pass: some of its pending tokens, the first ones."""
 
     job: DraftJob
-    count: int
+    num_tokens: int
 
 
 def next_parts(jobs: list[DraftJob], max_num_tokens: int) -> list[Part]:
