@@ -158,6 +158,7 @@ class PyModel {
       sampled = std::make_unique<SampledRows>(sampling, rows, config.vocab_size);
       outputs.sampling = sampled->params();
       outputs.results = sampled->results();
+      outputs.token_map = sampled->token_map();
     }
     {
       nb::gil_scoped_release released;

@@ -29,9 +29,9 @@ nb::object sample_rows(const Table<float>& logits, nb::handle sampling, const st
   SampledRows rows(sampling, logits.shape(0), vocab_size);
   {
     nb::gil_scoped_release released;
-    RowSampler sampler(select_kernels(isa.c_str()), vocab_size);
+    RowSampler sampler(select_kernels(isa.c_str()), rows.vocab_size());
     for (size_t i = 0; i < logits.shape(0); i++) {
-      sampler.sample(logits.data() + i * vocab_size, rows.params()[i], rows.results()[i]);
+      sampler.sample(logits.data() + i * vocab_size, rows.params()[i], rows.token_map(), rows.results()[i]);
     }
   }
   return rows.arrays();
@@ -48,7 +48,16 @@ nb::object row_words(size_t num_groups, uint64_t seed, uint32_t stream, uint32_t
 
 }  // namespace
 
-SampledRows::SampledRows(nb::handle sampling, size_t num_rows, int vocab_size) : params_(num_rows), results_(num_rows) {
+SampledRows::SampledRows(nb::handle sampling, size_t num_rows, int vocab_size)
+    : params_(num_rows), results_(num_rows), vocab_size_(vocab_size) {
+  if (const nb::object map = sampling.attr("token_map"); !map.is_none()) {
+    token_map_ = {elements<int32_t>(map, "ids", vocab_size, kept_), vocab_size, nb::cast<int>(map.attr("size"))};
+    const int32_t* ids = token_map_.ids;
+    if (vocab_size < 1 || *std::max_element(ids, ids + vocab_size) >= token_map_.size) {
+      throw std::invalid_argument("the token map leads outside its vocabulary");
+    }
+    vocab_size = vocab_size_ = token_map_.size;
+  }
   const auto column = [&]<class T>(const char* name, T RowParams::* field) {
     const T* values = elements<T>(sampling, name, num_rows, kept_);
     for (size_t i = 0; i < num_rows; i++) params_[i].*field = values[i];
@@ -100,19 +109,28 @@ SampledRows::SampledRows(nb::handle sampling, size_t num_rows, int vocab_size) :
   const int num_logprobs = count_or(sampling.attr("num_logprobs"), -1);
   const int num_successors = count_or(sampling.attr("num_successors"), 0);
   const size_t num_top = std::min(std::max(num_logprobs, 0), vocab_size);
+  const int num_candidates = count_or(sampling.attr("num_candidates"), 0);
+  if (num_candidates > kMaxCandidates) throw std::invalid_argument("too many candidates");
   const size_t width = std::min(std::max(num_successors, 0), vocab_size);
+  const size_t breadth = std::min(std::max(num_candidates, 0), vocab_size);
   auto [top_ids, top_id] = new_array<int32_t>({num_rows, num_top});
   auto [top, top_value] = new_array<float>({num_rows, num_top});
   auto [successors, successor] = new_array<int32_t>({num_rows, width});
+  auto [candidates, candidate] = new_array<int32_t>({num_rows, breadth});
+  auto [candidate_scores, candidate_score] = new_array<float>({num_rows, breadth});
   for (size_t i = 0; i < num_rows; i++) {
     params_[i].num_logprobs = num_logprobs;
     params_[i].num_successors = static_cast<int>(width);
+    params_[i].num_candidates = static_cast<int>(breadth);
     results_[i].top_ids = top_id + i * num_top;
     results_[i].top = top_value + i * num_top;
     results_[i].successors = successor + i * width;
+    results_[i].candidates = candidate + i * breadth;
+    results_[i].candidate_scores = candidate_score + i * breadth;
   }
   if (num_logprobs >= 0) top_ids_ = top_ids, top_ = top;
   if (num_successors > 0) successors_ = successors;
+  if (num_candidates > 0) candidates_ = candidates, candidate_scores_ = candidate_scores;
 }
 
 nb::object SampledRows::arrays() const {
@@ -133,6 +151,10 @@ nb::object SampledRows::arrays() const {
     arrays["top"] = top_;
   }
   if (successors_.is_valid()) arrays["successors"] = successors_;
+  if (candidates_.is_valid()) {
+    arrays["candidates"] = candidates_;
+    arrays["candidate_scores"] = candidate_scores_;
+  }
   return arrays;
 }
 

@@ -103,6 +103,8 @@ size_t Model::weight_bytes() const {
 void Model::forward(const Batch& batch, const Outputs& outputs) {
   Pass pass{batch, outputs, {}, {}, {}, {}};
   prepare(pass);
+  const TokenMap& map = outputs.token_map;
+  for (RowSampler& sampler : samplers_) sampler.fit(map.ids != nullptr ? map.size : config_.vocab_size);
   threads_.run([&](int thread) { run(pass, thread); });
 }
 
@@ -400,7 +402,8 @@ void Model::sample(Pass& pass, int thread) {
       if (pass.outputs.logits != nullptr)
         std::copy_n(row, config_.vocab_size, pass.outputs.logits + static_cast<size_t>(begin + i) * config_.vocab_size);
       if (pass.outputs.sampling != nullptr)
-        samplers_[thread].sample(row, pass.outputs.sampling[begin + i], pass.outputs.results[begin + i]);
+        samplers_[thread].sample(row, pass.outputs.sampling[begin + i], pass.outputs.token_map,
+                                 pass.outputs.results[begin + i]);
     });
   }
 }

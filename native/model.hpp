@@ -65,6 +65,7 @@ struct Batch {
 // What becomes of the wanted rows; a part that is not wanted is null.
 struct Outputs {
   const RowParams* sampling = nullptr;  // [M], null = logits alone are wanted
+  TokenMap token_map;                   // for the sampling
   RowResult* results = nullptr;         // [M]
   float* logits = nullptr;              // [M, vocab_size]
 };

@@ -17,16 +17,21 @@ class SampledRows {
 
   const RowParams* params() const { return params_.data(); }
   RowResult* results() { return results_.data(); }
+  const TokenMap& token_map() const { return token_map_; }
+  int vocab_size() const { return vocab_size_; }  // that of the ids
 
   // A dict of arrays: token_ids [M] int32 (-1 where there is none), all_banned and has_nan [M] bool; token, rank,
-  // top_ids and top of types.Logprobs where asked for; successors [M, k] int32 where asked for.
+  // top_ids and top of types.Logprobs where asked for; where asked for, successors [M, k] int32, and candidates [M, k]
+  // int32 with candidate_scores [M, k] float32.
   nb::object arrays() const;
 
  private:
   std::vector<nb::object> kept_;  // arrays that params_ points into
   std::vector<RowParams> params_;
   std::vector<RowResult> results_;
-  nb::object top_ids_, top_, successors_;  // null = not asked for
+  TokenMap token_map_;
+  int vocab_size_;
+  nb::object top_ids_, top_, successors_, candidates_, candidate_scores_;  // null = not asked for
 };
 
 }  // namespace paceline

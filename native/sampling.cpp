@@ -62,29 +62,42 @@ int32_t first_of_max(const VocabularyRow& row) {
 
 }  // namespace
 
-RowSampler::RowSampler(const Kernels& kernels, int vocab_size)
-    : kernels_(kernels.vocabulary),
-      vocab_size_(vocab_size),
-      raw_max_(vocabulary_blocks(vocab_size)),
-      adjusted_max_(raw_max_.size()),
-      ids_(new int32_t[vocab_size]) {
-  ordered_max_.reserve(raw_max_.size());
+RowSampler::RowSampler(const Kernels& kernels, int vocab_size) : kernels_(kernels.vocabulary) { fit(vocab_size); }
+
+void RowSampler::fit(int vocab_size) {
+  if (vocab_size == vocab_size_) return;
+  const int num_blocks = vocabulary_blocks(vocab_size);
+  raw_max_.resize(num_blocks);
+  adjusted_max_.resize(num_blocks);
+  ordered_max_.reserve(num_blocks);
+  mapped_.reserve(vocab_size);
   adjusted_.reserve(vocab_size);
+  ids_.resize(vocab_size);
   keys_.reserve(vocab_size);
+  vocab_size_ = vocab_size;
 }
 
-void RowSampler::sample(const float* logits, const RowParams& params, RowResult& result) {
+void RowSampler::sample(const float* logits, const RowParams& params, const TokenMap& map, RowResult& result) {
+  if (map.ids != nullptr) {
+    mapped_.assign(map.size, -kInfinity);
+    for (int i = 0; i < map.count; i++) {
+      if (map.ids[i] >= 0) mapped_[map.ids[i]] = logits[i];
+    }
+    logits = mapped_.data();
+  }
   bool finite;
   const float max = kernels_.scan(logits, vocab_size_, raw_max_.data(), &finite);
   result.has_nan = !finite;
   result.all_banned = false;
   result.token = -1;
+  std::fill_n(result.candidates, params.num_candidates, -1);
+  std::fill_n(result.candidate_scores, params.num_candidates, -kInfinity);
   if (result.has_nan) return;
   const VocabularyRow raw{logits, raw_max_.data(), vocab_size_, max};
   const bool changed = params.num_adjusted > 0 || params.allowed != nullptr;
   const VocabularyRow row = changed ? adjust(raw, params) : raw;
   result.all_banned = row.max == -kInfinity;
-  if (!result.all_banned) result.token = choose(row, params);
+  if (!result.all_banned) result.token = choose(row, params, result);
   report(raw, params, result);
 }
 
@@ -103,9 +116,12 @@ VocabularyRow RowSampler::adjust(const VocabularyRow& raw, const RowParams& para
 }
 
 // The filters keep a front part of the row's order: each of them only moves the border, the last token that stays.
-int32_t RowSampler::choose(const VocabularyRow& row, const RowParams& params) {
+int32_t RowSampler::choose(const VocabularyRow& row, const RowParams& params, RowResult& result) {
   const int32_t likeliest = first_of_max(row);
-  if (params.temperature == 0) return likeliest;
+  if (params.temperature == 0) {
+    if (params.num_candidates > 0) rank_by_logit(row, params.num_candidates, result);
+    return likeliest;
+  }
   const float floor = min_p_floor({row.max, params.temperature}, params.min_p);
   Key border = key_of(floor, INT32_MAX);
   const bool limited = params.top_k > 0 && params.top_k < vocab_size_;
@@ -114,13 +130,30 @@ int32_t RowSampler::choose(const VocabularyRow& row, const RowParams& params) {
     border = *std::min_element(keys_.begin(), keys_.end());
   }
   if (params.top_p < 1) border = std::max(border, nucleus(row, params, floor, limited));
-  return kernels_.race(row, {params.temperature, logit_of(border), id_of(border), likeliest, params.seed, params.stream,
-                             params.position, params.purpose});
+  Entrant best[kMaxCandidates];
+  const RaceParams race{params.temperature, logit_of(border), id_of(border), likeliest, params.seed, params.stream,
+                        params.position, params.purpose};
+  const int count = kernels_.race(row, race, std::max(params.num_candidates, 1), best);
+  for (int i = 0; i < std::min(count, params.num_candidates); i++) {
+    result.candidates[i] = best[i].id;
+    result.candidate_scores[i] = static_cast<float>(std::log(best[i].score));
+  }
+  return best[0].id;
+}
+
+// Candidates of a greedy row.
+void RowSampler::rank_by_logit(const VocabularyRow& row, int count, RowResult& result) {
+  keep_best(row, count, -FLT_MAX);
+  std::sort(keys_.begin(), keys_.end(), std::greater<>());
+  for (size_t i = 0; i < keys_.size(); i++) {
+    result.candidates[i] = id_of(keys_[i]);
+    result.candidate_scores[i] = logit_of(keys_[i]) - row.max;
+  }
 }
 
 // keys_ = the tokens of logits in [floor, ceiling).
 void RowSampler::collect(const VocabularyRow& row, float floor, float ceiling) {
-  const int count = kernels_.collect(row, floor, ceiling, ids_.get());
+  const int count = kernels_.collect(row, floor, ceiling, ids_.data());
   keys_.resize(count);
   for (int i = 0; i < count; i++) keys_[i] = key_of(row.logits[ids_[i]], ids_[i]);
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "kernels.hpp"
@@ -23,6 +22,15 @@ struct RowParams {
   int num_logprobs = -1;             // -1 = none reported
   int32_t logprob_id = -1;           // report on this token; -1 = the sampled one
   int num_successors = 0;            // best tokens of the raw logits
+  int num_candidates = 0;            // best tokens of the race, kMaxCandidates at most
+};
+
+constexpr int kMaxCandidates = 64;
+
+// Another vocabulary, in whose ids rows are sampled (types.TokenMap); ids null = the model's own.
+struct TokenMap {
+  const int32_t* ids = nullptr;  // [count], of each token of the model; -1 = none
+  int count = 0, size = 0;       // of the model's vocabulary, and of the other
 };
 
 // What comes of it. The arrays are the caller's, of min(number asked for, vocabulary) elements.
@@ -35,31 +43,37 @@ struct RowResult {
   int32_t* top_ids = nullptr;
   float* top = nullptr;  // raw log-probabilities
   int32_t* successors = nullptr;
+  int32_t* candidates = nullptr;  // -1 where no token is left
+  float* candidate_scores = nullptr;  // logarithms
 };
 
 // A row's token depends on its logits and parameters alone. Holds scratch: one a thread.
 class RowSampler {
  public:
-  RowSampler(const Kernels& kernels, int vocab_size);  // takes all the memory that it will need: sample may not throw
+  RowSampler(const Kernels& kernels, int vocab_size);
 
-  void sample(const float* logits, const RowParams& params, RowResult& result);
+  // Takes all the memory that rows of this vocabulary need, so that sample does not throw.
+  void fit(int vocab_size);
+  // logits: of the model's vocabulary; where there is a map, the sampler fits its size.
+  void sample(const float* logits, const RowParams& params, const TokenMap& map, RowResult& result);
 
  private:
   // A token's place in the order of a row, as a number: the larger logit first, the lower id among equals.
   using Key = uint64_t;
 
   VocabularyRow adjust(const VocabularyRow& raw, const RowParams& params);
-  int32_t choose(const VocabularyRow& row, const RowParams& params);
+  int32_t choose(const VocabularyRow& row, const RowParams& params, RowResult& result);
+  void rank_by_logit(const VocabularyRow& row, int count, RowResult& result);
   void report(const VocabularyRow& raw, const RowParams& params, RowResult& result);
   void collect(const VocabularyRow& row, float floor, float ceiling);
   void keep_best(const VocabularyRow& row, int count, float floor);
   Key nucleus(const VocabularyRow& row, const RowParams& params, float floor, bool limited);
 
   const VocabularyKernels& kernels_;
-  const int vocab_size_;
+  int vocab_size_ = 0;
   std::vector<float> raw_max_, adjusted_max_, ordered_max_;  // of blocks
-  std::vector<float> adjusted_;
-  std::unique_ptr<int32_t[]> ids_;
+  std::vector<float> mapped_, adjusted_;
+  std::vector<int32_t> ids_;
   std::vector<Key> keys_;  // the tokens that collect or keep_best left
 };
 

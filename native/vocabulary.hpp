@@ -117,8 +117,8 @@ struct Vocabulary {
     return count;
   }
 
-  static int32_t race(const VocabularyRow& row, const RaceParams& params) {
-    Race state(row, params);
+  static int race(const VocabularyRow& row, const RaceParams& params, int count, Entrant* best) {
+    Race state(row, params, count, best);
     const VectorPhilox<V> noise(state.noise);
     const Bound bound(row.max, params.temperature);
     for (int b = 0; b < vocabulary_blocks(row.size); b++) {
@@ -140,7 +140,7 @@ struct Vocabulary {
         state.enter(block.part(0)[lane], b * kVocabularyBlock + lane, drawn[lane]);
       }
     }
-    return state.winner;
+    return state.filled;
   }
 
   static void words(const RaceParams& params, int count, uint32_t* out) {
@@ -216,35 +216,43 @@ struct Vocabulary {
   };
 
   struct Race {
-    Race(const VocabularyRow& row, const RaceParams& params)
-        : params(params), noise(noise_of(params)), max(row.max), winner(params.likeliest) {
-      lead(1 / -std::log(to_uniform(noise.word(winner))));
+    Race(const VocabularyRow& row, const RaceParams& params, int count, Entrant* best)
+        : params(params), noise(noise_of(params)), max(row.max), count(count), best(best) {
+      place({1 / -std::log(to_uniform(noise.word(params.likeliest))), params.likeliest});
     }
 
     void enter(float z, int32_t id, uint32_t word) {
       if (z < params.border || (z == params.border && id > params.border_id)) return;
+      if (id == params.likeliest) return;  // it was the first to enter
       const double weight = std::exp((static_cast<double>(z) - max) / params.temperature);
-      const double score = weight / -std::log(to_uniform(word));
-      if (score < best || (score == best && id >= winner)) return;
-      winner = id;
-      lead(score);
+      const Entrant entrant{weight / -std::log(to_uniform(word)), id};
+      if (entrant.score > kLeastScore && (filled < count || ahead(entrant, best[count - 1]))) place(entrant);
     }
 
-    void lead(double score) {
-      best = score;
-      offset = Bound::offset(score);
+    static bool ahead(const Entrant& a, const Entrant& b) {
+      return a.score > b.score || (a.score == b.score && a.id < b.id);
+    }
+
+    void place(const Entrant& entrant) {
+      filled += filled < count;
+      int at = filled - 1;
+      for (; at > 0 && ahead(entrant, best[at - 1]); at--) best[at] = best[at - 1];
+      best[at] = entrant;
+      const double least = filled < count ? kLeastScore : best[count - 1].score;
+      offset = Bound::offset(least);
       // -log(u) is at least 2^-33: below this logit not even the luckiest word helps.
-      const double hopeless = max + (std::log(score) - 33 * 0.6932) * params.temperature;
+      const double hopeless = max + (std::log(least) - 33 * 0.6932) * params.temperature;
       cut = std::fmax(params.border, ::nextafterf(static_cast<float>(hopeless), -kInfinity));
     }
 
     const RaceParams& params;
     const RowNoise noise;
     const double max;
-    int32_t winner;
-    double best;   // the winner's score so far
-    float offset;  // of Bound, for it
-    float cut;     // blocks without a logit of at least this cannot win
+    const int count;
+    Entrant* const best;  // [count], of which `filled` are there
+    int filled = 0;
+    float offset;  // of Bound, for the score to beat
+    float cut;     // blocks without a logit of at least this cannot beat it
   };
 };
 

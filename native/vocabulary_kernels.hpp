@@ -33,6 +33,13 @@ struct RaceParams {
   uint32_t stream, position, purpose;
 };
 
+// A token of a race, and its score exp((z - max) / temperature) / -log(u).
+struct Entrant {
+  double score;
+  int32_t id;
+};
+constexpr double kLeastScore = 1e-26;  // a token that does not score more is never among the best
+
 struct VocabularyKernels {
   // Largest logit of each block and of the row; `finite` is false if a NaN or +inf is among them.
   float (*scan)(const float* logits, int size, float* block_max, bool* finite);
@@ -41,8 +48,9 @@ struct VocabularyKernels {
   // Ids of the logits with floor <= z < ceiling, ascending; returns how many. `ids` has room for all.
   int (*collect)(const VocabularyRow& row, float floor, float ceiling, int32_t* ids);
   int (*count_above)(const VocabularyRow& row, float value);  // logits > value
-  // Winner of argmax exp((z - max) / temperature) / -log(u), in float64 (docs/noise.md); the lowest id on ties.
-  int32_t (*race)(const VocabularyRow& row, const RaceParams& params);
+  // The `count` >= 1 tokens of the best scores, in float64 (docs/noise.md), best first, the lowest id first on ties.
+  // Returns how many there are.
+  int (*race)(const VocabularyRow& row, const RaceParams& params, int count, Entrant* best);
   // Words of the tokens 0 .. 32 * count - 1: what race draws, for tests.
   void (*words)(const RaceParams& params, int count, uint32_t* out);
 };

@@ -221,11 +221,13 @@ def drafter_of(
         return RecycleDrafter(vocab_size=V)
     if setting.drafter == "suffix":
         return SuffixDrafter(min_probability=0.05, store_tokens=40)
-    if setting.drafter == "draft_model":
+    if setting.drafter in ("draft_model", "draft_tree"):
         model = make_runner(drift=0.7, num_blocks=setting.draft_blocks, block_size=setting.block_size, max_model_len=30)
         return DraftModelDrafter(
             model,
             rule_needs_law=needs_law,
+            width=1 if setting.drafter == "draft_model" else 3,
+            least_reach=0.05,
             prefix_caching=setting.prefix_caching,
             max_num_batched_tokens=setting.max_num_batched_tokens,
             eos_ids=TOKENIZER.eos_ids,

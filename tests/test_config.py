@@ -142,6 +142,31 @@ def refusal(cls, options) -> str:
             "kv_cache_memory must be an integer >= 1; got '1G': try 1073741824.",
         ),
         *(
+            (SpeculationConfig, {"method": "draft_model", "model": "m", **options}, message)
+            for options, message in (
+                ({"width": 0}, "width must be an integer >= 1; got 0: try 1."),
+                ({"width": 9}, "width must be at most 8; got 9: try 3."),
+                (
+                    {"width": 2, "verification": "block"},
+                    "width 2 makes drafts trees; verification 'block' takes chains: take coupled, or width 1.",
+                ),
+                ({"engine": "auto "}, "engine must be one of auto, torch, native; got 'auto ': try auto."),
+                ({"quantization": 8}, "quantization must be one of int8, int4; got 8: try int8."),
+                ({"num_threads": 0}, "num_threads must be an integer >= 1; got 0: try 1."),
+                *(
+                    ({"least_reach": value}, f"least_reach must be a number in [0, 1); got {value!r}: try 0.2.")
+                    for value in (1, -0.1, True, "0.5", float("nan"))
+                ),
+                (
+                    {"least_reach": 0.5, "verification": "rejection"},
+                    "least_reach ends drafts early, which would bias verification 'rejection': take coupled, or drop "
+                    "it.",
+                ),
+                ({"force": None}, "force must be True or False; got None: leave it out."),
+                ({"prefix_caching": 1}, "prefix_caching must be True or False or None; got 1: leave it out."),
+            )
+        ),
+        *(
             (
                 SpeculationConfig, {"verification": "typical", name: value},
                 f"{name} must be a number in (0, 1]; got {value!r}.",
@@ -155,7 +180,10 @@ def test_values_outside_their_rule(cls, options, message):
     assert refusal(cls, options) == message
 
 
-NEVER = {"model": "m", "kv_cache_memory": 5}
+NEVER = {
+    "model": "m", "kv_cache_memory": 5, "force": True, "engine": "torch", "quantization": "int8", "num_threads": 1,
+    "prefix_caching": False,
+}  # fmt: skip
 NGRAM = {"max_ngram": 5, "min_ngram": 3}
 TYPICAL = {"typical_epsilon": 0.5, "typical_alpha": 0.5}
 UNREAD = [
@@ -199,6 +227,7 @@ def test_parse_refuses_them_as_their_default_too(name):
         {"method": "ngram", "max_ngram": 1, "min_ngram": 1, "verification": "block"},
         {"method": "ngram", "verification": "typical", "typical_epsilon": 1, "typical_alpha": 1e-9},
         {"method": "draft_model", **NEVER, "verification": "rejection"},
+        {"method": "draft_model", "model": "m", "width": 8, "least_reach": 0},
         {"method": "ngram+draft_model", **NEVER, **NGRAM, "num_speculative_tokens": 64},
         {"method": "ngram + a.b:C", "options": {"depth": 3}, "max_ngram": 5},
         {"method": "suffix", "store_tokens": 100, "verification": "block"},

@@ -163,9 +163,25 @@ def test_a_model_may_be_a_path_but_not_anything(tiny_llama: Path) -> None:
         LLM(3)  # type: ignore[arg-type]
 
 
-def test_a_draft_model_of_another_vocabulary_is_refused(smollm2, tiny_llama: Path) -> None:
-    with pytest.raises(DraftMismatchError, match="vocabulary"):
+def test_a_draft_model_of_another_vocabulary_is_refused_where_it_has_few_of_the_tokens(
+    smollm2, tiny_llama: Path
+) -> None:
+    with pytest.raises(DraftMismatchError, match=r"changes the text|of the target's tokens"):
         LLM(smollm2, config=config(), speculation={"method": "draft_model", "model": str(tiny_llama)})
+
+
+def test_a_draft_model_of_another_vocabulary(tiny_llama: Path, smollm2) -> None:
+    """SmolLM2's own bytes are the tiny model's characters: the text is the same, greedy or not, alone or in a batch."""
+    small = EngineConfig(num_threads=1, max_model_len=200, cache=CacheConfig(kv_cache_memory=8 << 20))
+    options = {"method": "draft_model", "model": "smollm2-135m", "kv_cache_memory": 8 << 20, "force": True}
+    llm = LLM(str(tiny_llama), config=small, speculation=options)
+    for temperature in (0.0, 0.8):
+        params = SamplingParams(max_tokens=20, temperature=temperature, seed=3, ignore_eos=True)
+        prompts = ["Once upon a time", "ab ab ab"]
+        plain, drafted = (llm.generate(prompts, replace(params, speculation=wanted)) for wanted in (False, True))
+        assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
+    assert llm.engine.metrics.num_draft_tokens > 0
+    assert "; draft model with " in llm.model_card
 
 
 def test_a_stream_that_is_never_read_costs_nothing(llm: LLM) -> None:

@@ -84,8 +84,9 @@ def sample_rows(logits: np.ndarray, sampling: RowSampling, isa: str = "") -> dic
     """Samples rows of logits [M, V] float32 as sampling.sampler.sample_rows does.
 
     token_ids [M] int32, -1 where all_banned or has_nan ([M] bool; NaN or +inf among the raw logits) say why; token,
-    rank, top_ids and top of types.Logprobs where num_logprobs is not None; successors [M, k] where num_successors > 0.
-    Raises ValueError for arrays that do not fit and for an unknown isa.
+    rank, top_ids and top of types.Logprobs where num_logprobs is not None; successors [M, k] where num_successors > 0,
+    candidates and candidate_scores [M, k] where num_candidates > 0. Raises ValueError for arrays that do not fit and
+    for an unknown isa.
     """
 
 def row_words(num_groups: int, *, seed: int, stream: int, position: int, purpose: int, isa: str = "") -> np.ndarray:

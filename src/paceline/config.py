@@ -24,6 +24,8 @@ Rule = Literal["coupled", "rejection", "block", "typical"]
 METHODS = ("none", "auto", "ngram", "suffix", "recycle", "draft_model", "layer_skip")  # the built-in ones
 PLUG_INS = "paceline.drafters"  # group of the entry points by which installed packages name their drafters
 MAX_DRAFT_TOKENS = 64  # no drafter is right often enough for more to pay
+MAX_WIDTH = 8  # candidates of a row that a draft model ranks
+LEAST_REACH = 0.2  # what a draft model's pass and a row of the target's cost of a pass over one token, with AVX-512
 
 _PLUG_IN = "plug-in"  # stands for any method that is not built in
 _DRAFTING = (*METHODS[1:], _PLUG_IN)
@@ -36,7 +38,14 @@ _READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only som
     "min_ngram": ("method", ("auto", "ngram")),
     "store_tokens": ("method", ("suffix",)),
     "model": ("method", ("draft_model",)),
+    "width": ("method", ("draft_model",)),
+    "least_reach": ("method", ("draft_model",)),
+    "force": ("method", ("draft_model",)),
+    "engine": ("method", ("draft_model",)),
+    "quantization": ("method", ("draft_model",)),
+    "num_threads": ("method", ("draft_model",)),
     "kv_cache_memory": ("method", ("draft_model",)),
+    "prefix_caching": ("method", ("draft_model",)),
     "layers": ("method", ("layer_skip",)),
     "typical_epsilon": ("verification", ("typical",)),
     "typical_alpha": ("verification", ("typical",)),
@@ -129,7 +138,14 @@ class SpeculationConfig:
     min_ngram: int = 2  # ngram: shortest
     store_tokens: int = 0  # suffix: tokens of past outputs that all requests draft from, too
     model: str | None = None  # draft_model: catalog name, folder, GGUF file or hub id
+    width: int = 1  # draft_model: children of a node; 1 = drafts are chains
+    least_reach: float = LEAST_REACH  # draft_model: chance with which a node must be reached to be drafted
+    force: bool = False  # draft_model: draft also where it has few of the target's tokens
+    engine: Engine | None = None  # draft_model: what runs its passes; None = the target's engine
+    quantization: Quantization | None = None  # draft_model: quantise its weights; None = as the target's
+    num_threads: int | None = None  # draft_model: CPU threads of its passes; None = as many as the target's
     kv_cache_memory: int | None = None  # draft_model: bytes of its own K/V cache
+    prefix_caching: bool | None = None  # draft_model: reuse its full K/V blocks; None = as the target's
     layers: tuple[int, ...] | None = None  # layer_skip: those that run; None = tune-layers' choice, or a default
     options: Mapping[str, Any] | None = None  # plug-in: keyword arguments of its class
     typical_epsilon: float = 0.3  # typical: absolute threshold
@@ -162,16 +178,45 @@ class SpeculationConfig:
             raise ConfigError(f"model must be a catalog name, folder, GGUF file or hub id; got {self.model!r}.")
         if "draft_model" in self.methods and self.model is None:
             raise ConfigError('method "draft_model" needs "model": a catalog name, folder, GGUF file or hub id.')
-        if self.kv_cache_memory is not None:
-            at_least("kv_cache_memory", self.kv_cache_memory, 1, example=1 << 30)
         if self.layers is not None:
             object.__setattr__(self, "layers", _ascending("layers", self.layers))
+        self._check_draft_model()
         for name in ("typical_epsilon", "typical_alpha"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1:
                 raise ConfigError(f"{name} must be a number in (0, 1]; got {value!r}.")
         self._refuse_unread(f.name for f in fields(self) if getattr(self, f.name) != f.default)
         self._check_options()
+
+    def _check_draft_model(self) -> None:
+        at_least("width", self.width, 1)
+        if self.width > 1 and self.verification != "coupled":
+            raise ConfigError(
+                f"width {self.width} makes drafts trees; verification {self.verification!r} takes chains: take "
+                "coupled, or width 1."
+            )
+        reach = self.least_reach
+        if not isinstance(reach, (int, float)) or isinstance(reach, bool) or not 0 <= reach < 1:
+            raise ConfigError(f"least_reach must be a number in [0, 1); got {reach!r:.100}: try 0.2.")
+        if reach != LEAST_REACH and self.verification != "coupled":
+            raise ConfigError(
+                f"least_reach ends drafts early, which would bias verification {self.verification!r}: take coupled, or "
+                "drop it."
+            )
+        if self.width > MAX_WIDTH:
+            raise ConfigError(f"width must be at most {MAX_WIDTH}; got {self.width}: try 3.")
+        if self.engine is not None:
+            one_of("engine", self.engine, get_args(Engine))
+        if self.quantization is not None:
+            one_of("quantization", self.quantization, get_args(Quantization))
+        if self.num_threads is not None:
+            at_least("num_threads", self.num_threads, 1)
+        if self.kv_cache_memory is not None:
+            at_least("kv_cache_memory", self.kv_cache_memory, 1, example=1 << 30)
+        for name, choices in (("force", (True, False)), ("prefix_caching", (True, False, None))):
+            if not any(getattr(self, name) is choice for choice in choices):
+                rule = " or ".join(map(str, choices))
+                raise ConfigError(f"{name} must be {rule}; got {getattr(self, name)!r:.100}: leave it out.")
 
     @property
     def methods(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from paceline.interfaces import Drafter, Runner, Verifier
 from paceline.models import runners
 
 if TYPE_CHECKING:
+    from paceline.draft.shared_vocabulary import DraftVocabulary
     from paceline.models.loader import LoadedModel
 
 
@@ -59,31 +60,47 @@ def _ngram(order: _Order) -> Drafter:
 
 
 def _draft_model(order: _Order) -> Drafter:
-    from paceline.draft.draft_model import DraftModelDrafter, check_same_vocabulary
+    from paceline.draft.draft_model import DraftModelDrafter
     from paceline.models.loader import load
 
     config, target, rule = order.config, order.target, order.config.speculation
     assert rule.model is not None
     model = target if rule.model == target.name else load(rule.model, progress=order.progress)
-    check_same_vocabulary(target.tokenizer, model.tokenizer)
-    cache = replace(config.cache, kv_cache_memory=rule.kv_cache_memory)
+    vocabulary = _vocabulary(target, model, force=rule.force)
+    own = runners.for_draft_model(config, model)
+    cache = replace(own.cache, kv_cache_memory=rule.kv_cache_memory)
+    if rule.prefix_caching is not None:
+        cache = replace(cache, prefix_caching=rule.prefix_caching)
     context = model.spec.context_length  # where a draft model's ends, it drafts no more
     runner = runners.create_runner(
         model,
-        runners.for_draft_model(config, model),
+        own,
         cache=cache,
         max_model_len=min(config.max_model_len or context, context),
         progress=order.progress,
-        twin=order.runner if model is target else None,
+        twin=order.runner if model is target and own == config else None,
     )
     return DraftModelDrafter(
         runner,
+        vocabulary=vocabulary,
         rule_needs_law=order.verifier.needs_laws,
+        width=rule.width,
+        least_reach=rule.least_reach,
         prefix_caching=cache.prefix_caching,
-        vocab_size=target.spec.vocab_size,
         eos_ids=target.tokenizer.eos_ids,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
     )
+
+
+def _vocabulary(target: LoadedModel, model: LoadedModel, *, force: bool) -> DraftVocabulary:
+    """How the tokens of a draft model and its target belong together."""
+    from paceline.draft.cross_vocabulary import CrossVocabulary
+    from paceline.draft.shared_vocabulary import SharedVocabulary
+
+    target_size, own_size = target.spec.vocab_size, model.spec.vocab_size
+    if target.tokenizer.fingerprint == model.tokenizer.fingerprint:
+        return SharedVocabulary(target_size=target_size, own_size=own_size)
+    return CrossVocabulary(target.tokenizer, model.tokenizer, target_size=target_size, own_size=own_size, force=force)
 
 
 def _suffix(order: _Order) -> Drafter:

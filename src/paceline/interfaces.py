@@ -87,6 +87,7 @@ class Drafter(Protocol):
 
     name: str  # in metrics and messages
     hidden_layers: tuple[int | str, ...] = ()  # layers of the target whose hidden states `observe` wants
+    note: str = ""  # what people should know of it, for the model card
     num_successors: int = 0  # best next tokens of each sampled row that `observe` wants
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:

@@ -95,13 +95,15 @@ class LLM:
 
     @property
     def model_card(self) -> str:
-        """One line: name, precision of the weights, engine, type and size of the K/V cache."""
+        """One line: name, precision of the weights, engine, type and size of the K/V cache, a note on the drafter."""
         kv = self.runner.kv
         tokens, mebibytes = kv.num_blocks * kv.block_size, kv.num_blocks * kv.bytes_per_block / 2**20
         kv_dtype = runners.kv_dtype(self.config)
+        note = f"; {self.engine.drafter.note}" if self.engine.drafter and self.engine.drafter.note else ""
         return (
             f"{self._model.name}, {runners.describe(self._model, self.config, self.runner)}; "
             f"KV cache {kv_dtype} up to {tokens:,} tokens ({mebibytes:,.0f} MiB), context {self.runner.max_model_len:,}"
+            + note
         )
 
     def generate(

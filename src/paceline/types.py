@@ -203,8 +203,20 @@ class Adjustments:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMap:
+    """Another vocabulary, in whose ids a model's tokens are sampled: a drafter's tokens by the target's ids."""
+
+    ids: np.ndarray  # [V] int32, the other vocabulary's id of each token of the model, -1 = none; no id twice
+    size: int  # of the other vocabulary
+
+
+@dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How each of the M logits rows of a pass is sampled. A row's token depends on this and its logits alone."""
+    """How each of the M logits rows of a pass is sampled. A row's token depends on this and its logits alone.
+
+    With a token_map everything here and in the output, raw logits excepted, is in the map's ids: noise, adjustments,
+    masks, laws. Tokens without an id there cannot be sampled, and a row that has none left gets the token -1.
+    """
 
     temperature: np.ndarray  # [M] float32, 0 = greedy
     top_k: np.ndarray  # [M] int32, 0 = all
@@ -219,6 +231,8 @@ class RowSampling:
     num_logprobs: int | None = None  # report raw log-probabilities: of the row's token, and the top N
     logprob_ids: np.ndarray | None = None  # [M] int32 token to report on instead of the sampled one; -1 = sampled
     num_successors: int = 0  # also return the ids of the best tokens of the raw logits, this many
+    num_candidates: int = 0  # also return the ids of the best race scores, this many, at most 64
+    token_map: TokenMap | None = None  # the ids that tokens are sampled in; None = the model's own
     want_logits: bool = False  # also return the raw logits
     want_laws: bool = False  # also return the laws after all processors
 
@@ -265,6 +279,10 @@ class ForwardOutput:
     laws: np.ndarray | None = None  # [M, V] float64, after all processors
     logprobs: Logprobs | None = None
     successors: np.ndarray | None = None  # [M, k] int32, the best raw logits first, lowest id first among ties
+    candidates: np.ndarray | None = None  # [M, k] int32, the best race scores first, so the token itself; -1 = no more
+    candidate_scores: np.ndarray | None = (
+        None  # [M, k] float32, their log race scores; of greedy rows logits below the best
+    )
     hidden: dict[int | str, object] = field(default_factory=dict)  # layer -> [T, d], the runner's own array type
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.draft.draft_model import DraftModelDrafter, check_same_vocabulary
-from paceline.errors import DraftMismatchError
+from paceline.draft.draft_model import DraftModelDrafter
+from paceline.draft.shared_vocabulary import SharedVocabulary
 from paceline.sampling.noise import DRAFT, PhiloxNoise
 from paceline.sampling.race import race
-from paceline.testing import CharTokenizer, ToyModel
+from paceline.testing import ToyModel
 from paceline.types import Draft, ForwardBatch, RequestView, SamplingParams
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -28,7 +28,7 @@ def toy(**options) -> ToyModel:
 
 
 def drafter(model: ToyModel | None = None, **options) -> DraftModelDrafter:
-    return DraftModelDrafter(model or toy(), **{"rule_needs_law": False, **options})
+    return DraftModelDrafter(model or toy(), **{"rule_needs_law": False, "least_reach": 0.0, **options})
 
 
 def propose(subject: DraftModelDrafter, *views: RequestView, budget: int = 4) -> list[list[int] | None]:
@@ -160,31 +160,37 @@ def test_request_without_room_gets_no_draft_and_holds_nothing():
     assert drafts == [continuation(PROMPT, 4), continuation(PROMPT, 1)]
 
 
+def padded(target_size: int) -> SharedVocabulary:
+    return SharedVocabulary(target_size=target_size, own_size=12)
+
+
 def test_unknown_tokens_cannot_be_drafted_after():
-    assert propose(drafter(vocab_size=14), view([*PROMPT, 13])) == [None]
+    assert propose(drafter(vocabulary=padded(14)), view([*PROMPT, 13])) == [None]
 
 
-def test_smaller_padded_vocabulary_names_its_columns():
-    (draft,) = drafter(rule_needs_law=True, vocab_size=14).propose([view(PROMPT, temperature=1.0)], [2])
+@pytest.mark.parametrize("target_size", [6, 14])
+def test_vocabularies_padded_to_other_sizes_draft_common_tokens_only(target_size):
+    subject = drafter(rule_needs_law=True, vocabulary=padded(target_size))
+    (draft,) = subject.propose([view([1, 2, 3], temperature=2.0)], [8])
     assert draft is not None
     assert draft.law is not None
-    assert draft.law.probs.shape == (2, 12)
-    assert draft.law.ids is not None
-    assert draft.law.ids.tolist() == list(range(12))
+    assert draft.token_ids.max() < target_size
+    assert draft.law.probs.shape == (8, target_size)
+    assert draft.law.ids is None
+    np.testing.assert_allclose(draft.law.probs[:, :12].sum(axis=1), 1)
 
 
-def test_larger_padded_vocabulary_drafts_known_tokens_only():
-    (draft,) = drafter(rule_needs_law=True, vocab_size=6).propose([view([1, 2, 3], temperature=2.0)], [8])
-    assert draft is not None
-    assert draft.law is not None
-    assert draft.token_ids.max() < 6
-    assert draft.law.probs.shape == (8, 6)
-    np.testing.assert_allclose(draft.law.probs.sum(axis=1), 1)
+def test_request_that_names_tokens_beyond_the_draft_vocabulary_is_drafted_for():
+    subject = drafter(vocabulary=padded(14))
+    assert propose(subject, view(PROMPT, logit_bias={13: 1.0, 3: 50.0})) == [[3, 3, 3, 3]]
 
 
-def test_request_that_names_tokens_beyond_the_draft_vocabulary_gets_no_draft():
-    assert propose(drafter(vocab_size=14), view(PROMPT, logit_bias={13: 1.0})) == [None]
-    assert propose(drafter(vocab_size=14), view(PROMPT, logit_bias={3: 1.0}))[0] is not None
+def test_nothing_is_drafted_where_only_unknown_tokens_are_allowed():
+    subject = drafter(vocabulary=padded(14))
+    for temperature in (0.0, 0.8):
+        assert propose(subject, view(PROMPT, allowed_token_ids=[12, 13], temperature=temperature)) == [None]
+    params = {"allowed_token_ids": [1, 13], "min_tokens": 6, "max_tokens": 9}
+    assert propose(drafter(vocabulary=padded(14), eos_ids=frozenset({1})), view(PROMPT, **params)) == [None]
 
 
 def test_penalties_see_the_drafted_tokens():
@@ -261,14 +267,6 @@ def test_any_history_gives_the_drafts_of_a_fresh_drafter(data, num_blocks, prefi
         subject.release(name)
     subject.cache.check_integrity()
     assert subject.cache.num_free_blocks == num_blocks
-
-
-def test_vocabularies_are_compared():
-    check_same_vocabulary(CharTokenizer("abc"), CharTokenizer("abc"))
-    with pytest.raises(DraftMismatchError, match="5 tokens instead of 6"):
-        check_same_vocabulary(CharTokenizer("abcd"), CharTokenizer("abc"))
-    with pytest.raises(DraftMismatchError, match="token 3, 'x' instead of 'b'"):
-        check_same_vocabulary(CharTokenizer("abc"), CharTokenizer("axc"))
 
 
 def test_guesses_that_another_request_shares_are_copied_before_they_are_written_over():

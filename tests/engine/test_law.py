@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from paceline.draft import draft_model
+from paceline.draft import draft_pass
 from paceline.draft.draft_model import DraftModelDrafter
 from paceline.sampling import noise
 from paceline.sampling.filters import laws
@@ -72,7 +72,7 @@ def count_outputs(rule: str, starts: np.ndarray, *, reuse_words: bool) -> Counte
     """Outputs of the requests with these seeds; a worker, so that reuse_words changes its own process alone."""
     if reuse_words:
         honest = noise.purpose_word
-        noise.purpose_word = draft_model.purpose_word = lambda purpose, attempt=0: honest(purpose, 0)
+        noise.purpose_word = draft_pass.purpose_word = lambda purpose, attempt=0: honest(purpose, 0)
     engine = make_engine(
         drafter=DraftModelDrafter(toy(drift=1.5), rule_needs_law=rule != "coupled"),
         rule=rule,

@@ -46,7 +46,20 @@ in_small_doses = settings(
 @settings(in_small_doses, max_examples=150)
 @given(
     any_setting(
-        ("none", "right", "wrong", "tree", "mixed", "ngram", "suffix", "recycle", "draft_model", "layer_skip", "hybrid")
+        (
+            "none",
+            "right",
+            "wrong",
+            "tree",
+            "mixed",
+            "ngram",
+            "suffix",
+            "recycle",
+            "draft_model",
+            "draft_tree",
+            "layer_skip",
+            "hybrid",
+        )
     ),
     arrivals(any_params()),
 )

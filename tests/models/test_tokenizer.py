@@ -301,6 +301,20 @@ def test_space_prefix_start_token_and_bytes():
     assert [tokens[i] for i in tokenizer.encode("</s>")] == ["<s>", "</s>"]
 
 
+def test_bytes_of_tokens(smollm2_tokenizer):
+    table = smollm2_tokenizer.token_bytes()
+    assert len(table) == smollm2_tokenizer.vocab_size
+    for text in varied_strings(20):
+        ids = smollm2_tokenizer.encode(text)
+        if not smollm2_tokenizer.special_ids.intersection(ids):
+            assert b"".join(table[i] for i in ids).decode() == text
+    assert {i for i, spelling in enumerate(table) if spelling is None} == smollm2_tokenizer.special_ids
+    metadata, _ = _sentencepiece()
+    table = Tokenizer.from_gguf(metadata).token_bytes()
+    spelled = dict(zip(metadata["tokenizer.ggml.tokens"], table, strict=True))
+    assert (spelled["▁ab"], spelled["<0xC3>"], spelled["<s>"]) == (b" ab", b"\xc3", None)
+
+
 def test_sentencepiece_needs_scores_or_merges():
     metadata, _ = _sentencepiece(scores=None)
     with pytest.raises(CorruptFileError, match="neither merges nor a score"):

@@ -69,7 +69,21 @@ def native_wide(**options) -> NativeRunner:
 @pytest.mark.parametrize("make_runner", [native, native_int8])
 @settings(in_small_doses, max_examples=50)
 @given(
-    any_setting(("none", "right", "wrong", "tree", "mixed", "ngram", "suffix", "draft_model", "layer_skip", "hybrid")),
+    any_setting(
+        (
+            "none",
+            "right",
+            "wrong",
+            "tree",
+            "mixed",
+            "ngram",
+            "suffix",
+            "draft_model",
+            "draft_tree",
+            "layer_skip",
+            "hybrid",
+        )
+    ),
     arrivals(any_params()),
 )
 def test_coupled_writes_what_plain_decoding_writes(make_runner, setting: Setting, plan: list[Arrival]) -> None:

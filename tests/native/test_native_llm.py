@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from paceline import LLM, CacheConfig, EngineConfig, SamplingParams
+from paceline import LLM, CacheConfig, EngineConfig, SamplingParams, SpeculationConfig
 from paceline.errors import ConfigError
 from paceline.models import native_weights, runners
 from paceline.models.loader import load
@@ -44,6 +45,23 @@ def test_a_draft_model_keeps_the_quants_of_its_file(smollm2, tiny_llama: Path) -
     assert runners.for_draft_model(config, load(str(tiny_llama))) is config
     with pytest.raises(ConfigError, match=r"smollm2-135m is 4-bit GGUF .* already: drop it"):
         LLM(smollm2, config=config)
+
+
+def test_a_draft_model_may_have_its_own_engine_and_weights(tiny_llama: Path) -> None:
+    tiny = load(str(tiny_llama))
+    target = runners.resolve(EngineConfig(engine="native", dtype="float32", cache=CacheConfig(kv_cache_dtype="int8")))
+
+    def own(model, **options) -> EngineConfig:
+        rule = SpeculationConfig(method="draft_model", model="m", **options)
+        return runners.for_draft_model(replace(target, speculation=rule), model)
+
+    assert own(tiny).cache.kv_cache_dtype == "int8"
+    torch = own(tiny, engine="torch", num_threads=1)
+    assert (torch.engine, torch.dtype, torch.num_threads) == ("torch", "float32", 1)
+    quantised = own(tiny, quantization="int8")
+    assert (quantised.engine, quantised.dtype, quantised.quantization) == ("native", "auto", "int8")
+    with pytest.raises(ConfigError, match="quantization is read by the native engine only"):
+        own(tiny, engine="torch", quantization="int8")
 
 
 def test_target_and_draft_model_are_quantised_alike(tiny_llama: Path) -> None:

@@ -14,7 +14,7 @@ from paceline.sampling.filters import laws
 from paceline.sampling.noise import purpose_word, words
 from paceline.sampling.processors import RowAdjustments, pack_adjustments
 from paceline.sampling.sampler import sample_rows
-from paceline.types import ForwardOutput, RowSampling
+from paceline.types import ForwardOutput, RowSampling, TokenMap
 
 
 def available(isa: str) -> bool:
@@ -58,11 +58,15 @@ def check(logits: np.ndarray, sampling: RowSampling, isas: list[str] = ISAS) -> 
     for isa in isas:
         got = _native.sample_rows(logits, sampling, isa)
         np.testing.assert_array_equal(got["token_ids"], expected.token_ids, isa)
-        assert not got["all_banned"].any()
+        assert (got["token_ids"][got["all_banned"]] < 0).all()
         assert not got["has_nan"].any()
         assert ("successors" in got) == (expected.successors is not None)
         if expected.successors is not None:
             np.testing.assert_array_equal(got["successors"], expected.successors)
+        assert ("candidates" in got) == (expected.candidates is not None)
+        if expected.candidates is not None:
+            np.testing.assert_array_equal(got["candidates"], expected.candidates, isa)
+            np.testing.assert_allclose(got["candidate_scores"], expected.candidate_scores, rtol=1e-5, atol=2e-6)
         assert ("rank" in got) == (expected.logprobs is not None)
         if expected.logprobs is not None:
             for name in ("rank", "top_ids"):
@@ -182,6 +186,51 @@ def test_adjustments_and_masks():
     np.testing.assert_array_equal(logits, before)
 
 
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_candidates_of_any_filters(filters):
+    for count, vocab_size, spread in ((1, 1300, 3.0), (8, 1300, 6.0), (64, 40, 1.0), (5, 1300, 40.0)):
+        check(some_logits(6, vocab_size, spread=spread), rows(6, **filters, num_candidates=count))
+
+
+def test_candidates_among_ties_and_bans():
+    logits = np.zeros((4, 200), np.float32)
+    logits[:, ::7] = 2
+    allowed = np.zeros((4, 25), np.uint8)
+    allowed[:, 3] = 0b10110
+    for temperature in (0.0, 1.0):
+        for count in (1, 9):
+            check(logits, rows(4, temperature=temperature, num_candidates=count))
+            check(logits, rows(4, temperature=temperature, num_candidates=count, top_k=5))
+            check(logits, rows(4, temperature=temperature, num_candidates=count, allowed=allowed))
+
+
+@pytest.mark.parametrize("filters", FILTERS[::3], ids=str)
+@pytest.mark.parametrize("size", [700, 2000])
+def test_tokens_of_another_vocabulary(filters, size):
+    """Everything is in its ids; a row that has no token left there gets none."""
+    rng = np.random.default_rng(8)
+    ids = np.full(1000, -1, np.int32)
+    ids[rng.permutation(1000)[:400]] = rng.permutation(size)[:400]
+    known = [token_id for token_id in ids.tolist() if token_id >= 0]
+    one = np.ones(2, np.float32)
+    changes = [RowAdjustments(np.array(known[2 * i : 2 * i + 2], np.int32), 3 * one, one, 0 * one) for i in range(12)]
+    allowed = np.full((12, -(-size // 8)), 0xFF, np.uint8)
+    allowed[3] = np.packbits(~np.isin(np.arange(size), known), bitorder="little")
+    sampling = rows(
+        12,
+        **filters,
+        adjustments=pack_adjustments(changes),
+        allowed=allowed,
+        num_candidates=4,
+        num_successors=3,
+        token_map=TokenMap(ids, size),
+    )
+    expected = check(some_logits(12, 1000), sampling)
+    assert expected.token_ids is not None
+    assert set(np.delete(expected.token_ids, 3).tolist()) <= set(known)
+    assert expected.token_ids[3] == -1
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_rows_without_a_token_are_reported(isa):
     logits = np.zeros((5, 70), np.float32)
@@ -216,6 +265,11 @@ def test_arrays_that_do_not_fit_are_refused():
         _native.sample_rows(logits, rows(2, allowed=np.zeros((2, 2), np.uint8)))
     with pytest.raises(ValueError, match="outside the vocabulary"):
         _native.sample_rows(logits, rows(2, num_logprobs=1, logprob_ids=np.array([3, 20], np.int32)))
+    with pytest.raises(ValueError, match="too many candidates"):
+        _native.sample_rows(logits, rows(2, num_candidates=65))
+    for ids in (np.zeros(19, np.int32), np.full(20, 30, np.int32)):
+        with pytest.raises(ValueError, match=r"wrong length|outside its vocabulary"):
+            _native.sample_rows(logits, rows(2, token_map=TokenMap(ids, 30)))
     one = np.ones(1, np.float32)
     outside = pack_adjustments([RowAdjustments(np.array([20], np.int32), one, one, one), None])
     with pytest.raises(ValueError, match="outside the vocabulary"):

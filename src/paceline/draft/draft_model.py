@@ -1,59 +1,45 @@
-"""Drafting with a smaller model of the same vocabulary: it writes ahead, one token a pass for all requests together."""
+"""Drafting with a smaller model: it writes ahead, one token a pass for all requests together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import replace
 
 import numpy as np
 
 from paceline.cache.manager import CacheManager
-from paceline.errors import DraftMismatchError
+from paceline.draft.draft_pass import (
+    Candidates,
+    DraftJob,
+    DraftState,
+    Part,
+    chain_adjustments,
+    next_parts,
+    pack,
+    row_sampling,
+)
+from paceline.draft.draft_tree import DraftTree, next_trees, pack_trees, tree_adjustments
+from paceline.draft.shared_vocabulary import DraftVocabulary, SharedVocabulary
 from paceline.interfaces import Drafter, Runner
-from paceline.sampling.noise import DRAFT, SAMPLE, purpose_word
-from paceline.sampling.processors import PenaltyState, RowAdjustments, allowed_mask, pack_adjustments
-from paceline.types import Adjustments, Draft, DraftLaw, ForwardBatch, RequestView, RowSampling
-
-
-@dataclass(slots=True)
-class _State:
-    """What is kept for a request between calls."""
-
-    computed: np.ndarray  # tokens whose K/V is in the cache
-    penalties: PenaltyState
-    num_noted: int  # known tokens that the penalties have seen
-    allowed: np.ndarray | None  # [ceil(V/8)] uint8 bit mask, None = all tokens
-
-
-@dataclass(slots=True)
-class _Job:
-    """One request's part of a call of propose: known tokens, then drafted ones, of which some are computed."""
-
-    view: RequestView
-    state: _State
-    tokens: np.ndarray  # [known + to be drafted] int32
-    num_computed: int
-    length: int  # known + drafted so far
-    laws: list[np.ndarray] = field(default_factory=list)  # [V] of each drafted token
-
-    @property
-    def pending(self) -> int:
-        """Tokens to compute before the next one can be sampled; 0 when the draft is complete."""
-        return self.length - self.num_computed if self.length < len(self.tokens) else 0
+from paceline.sampling.processors import PenaltyState, allowed_mask
+from paceline.types import Draft, DraftLaw, RequestView
 
 
 class DraftModelDrafter(Drafter):
-    """Proposes a chain that the draft model sampled with the request's own parameters.
+    """Proposes a chain that the draft model sampled with the request's own parameters, or a tree of what nearly was.
+
+    A draft ends where the target is not likely to come so far (draft_pass.Candidates tells how that is judged).
 
     The model has its own K/V cache, which follows each request: what verification dropped is rolled back, what the
     model has not seen yet is caught up in chunks together with the drafting of others. A request that does not fit into
     the model's context or cache gets no draft.
 
+    vocabulary: how the model's tokens and the target's belong together; None = they are the same.
     rule_needs_law: the rule wants to know what the tokens were sampled from (`rejection`, `block`), so they are drawn
     with words of their own. Otherwise they are drawn with the very noise the target uses, which makes the two agree
-    most often. vocab_size: the target's, where padding makes it differ from the runner's; None = the same.
-    eos_ids: the tokens that min_tokens bans.
+    most often, and allows trees and drafts that end early. width: children of a node; 1 = a chain. least_reach: chance
+    with which a node must be reached to be drafted; a pass that drafts it and its row in the target's take a tenth to a
+    third of a pass over one token. eos_ids: the target's tokens that min_tokens bans.
     """
 
     def __init__(
@@ -61,41 +47,57 @@ class DraftModelDrafter(Drafter):
         runner: Runner,
         *,
         name: str = "draft_model",
+        vocabulary: DraftVocabulary | None = None,
         rule_needs_law: bool,
+        width: int = 1,
+        least_reach: float = 0.2,
         prefix_caching: bool = False,
-        vocab_size: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
         max_num_batched_tokens: int = 512,
     ) -> None:
         self.name = name
         self._runner = runner
+        size = runner.vocab_size
+        self._vocabulary = vocabulary or SharedVocabulary(target_size=size, own_size=size)
+        assert width == 1 or not rule_needs_law, "rules on laws take chains"
+        self.note = self._vocabulary.note
         self._rule_needs_law = rule_needs_law
-        self._vocab_size = vocab_size or runner.vocab_size
+        self._width = width
+        self._least_reach = least_reach
         self._eos_ids = eos_ids
         self._max_num_batched_tokens = max_num_batched_tokens
         self.cache = CacheManager(
             num_blocks=runner.kv.num_blocks, block_size=runner.kv.block_size, prefix_caching=prefix_caching
         )
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, DraftState] = {}
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         jobs = [self._begin(view, budget) for view, budget in zip(views, budgets, strict=True)]
-        while parts := self._next_pass([job for job in jobs if job is not None]):
+        begun = [job for job in jobs if job is not None]
+        while parts := next_parts(begun, self._max_num_batched_tokens):
             self._run(parts)
+        if self._width > 1:
+            trees = {job.view.request_id: self._plant(job) for job in begun if job.candidates}
+            while grown := next_trees(list(trees.values()), self._max_num_batched_tokens):
+                self._grow(grown)
+            return [None if job is None else self._finish_tree(job, trees.get(job.view.request_id)) for job in jobs]
         return [self._finish(job) if job is not None else None for job in jobs]
 
     def release(self, request_id: str) -> None:
+        self._vocabulary.release(request_id)
+        self._drop(request_id)
+
+    def _drop(self, request_id: str) -> None:
         self.cache.free(request_id)
         self._states.pop(request_id, None)
 
-    def _begin(self, view: RequestView, budget: int) -> _Job | None:
-        """Rolls back to what is still right and reserves blocks; None, with nothing held, when there is no room."""
-        known, request_id = view.token_ids, view.request_id
-        if not self._can_read(view):
-            self.release(request_id)
+    def _begin(self, view: RequestView, budget: int) -> DraftJob | None:
+        """Rolls back to what is still right and reserves blocks; None where the text cannot be read or has no room."""
+        known, request_id = self._vocabulary.read(view), view.request_id
+        if known is None:
             return None
         if request_id not in self._states:
-            self._states[request_id] = self._new_state(view)
+            self._states[request_id] = self._new_state(view, known)
         state = self._states[request_id]
         start = min(len(state.computed), len(known) - 1)  # one token at least is computed anew, for its row
         wrong = np.flatnonzero(state.computed[:start] != known[:start])
@@ -103,158 +105,102 @@ class DraftModelDrafter(Drafter):
         room = min(self.cache.num_allocatable(request_id, num_computed=start) + start, self._runner.max_model_len)
         num_draft = min(budget, room - len(known) + 1)  # the last drafted token is not computed
         if num_draft < 1:
-            self.release(request_id)
+            self._drop(request_id)
             return None
         copies = self.cache.allocate(request_id, num_computed=start, num_new=len(known) + num_draft - 1 - start)
         if copies:  # a block of guesses that another request also made, and found here
             self._runner.move(*self.cache.copy_slots(copies))
         state.computed = state.computed[:start]  # all that holds if a pass is interrupted
         if state.penalties.active:
-            state.penalties.append(known[state.num_noted :].tolist())
-        state.num_noted = len(known)
-        tokens = np.empty(len(known) + num_draft, dtype=np.int32)
+            state.penalties.append(view.token_ids[state.num_noted :].tolist())
+        state.num_noted = len(view.token_ids)
+        tokens = np.empty(len(known) + (num_draft if self._width == 1 else 1), dtype=np.int32)
         tokens[: len(known)] = known
-        return _Job(view, state, tokens, start, len(known))
+        return DraftJob(view, state, tokens, start, len(known), num_draft)
 
-    def _can_read(self, view: RequestView) -> bool:
-        """False if the request names tokens that only the target's larger vocabulary has."""
-        if self._vocab_size <= self._runner.vocab_size:
-            return True
-        params = view.params
-        named = (*params.logit_bias, *params.banned_token_ids, *(params.allowed_token_ids or ()))
-        return max((int(view.token_ids.max()), *named)) < self._runner.vocab_size
-
-    def _new_state(self, view: RequestView) -> _State:
-        size = self._runner.vocab_size
-        allowed = allowed_mask(view.params, vocab_size=size)
-        if allowed is None and self._vocab_size < size:
-            allowed = np.packbits(np.arange(size) < self._vocab_size, bitorder="little")
+    def _new_state(self, view: RequestView, known: np.ndarray) -> DraftState:
+        size = self._vocabulary.size
         prompt = view.token_ids[: view.prompt_length]
         penalties = PenaltyState(view.params, prompt, eos_ids=self._eos_ids, vocab_size=size)
-        num_cached = self.cache.match_prefix(view.request_id, view.token_ids)
-        return _State(view.token_ids[:num_cached].copy(), penalties, view.prompt_length, allowed)
+        num_cached = self.cache.match_prefix(view.request_id, known)
+        allowed = allowed_mask(view.params, vocab_size=size)
+        return DraftState(known[:num_cached].copy(), penalties, view.prompt_length, allowed)
 
-    def _next_pass(self, jobs: list[_Job]) -> list[tuple[_Job, int]]:
-        """Jobs that have tokens to compute, and how many in this pass."""
-        parts, room = [], self._max_num_batched_tokens
-        for job in jobs:
-            count = min(job.pending, room)
-            if count:
-                parts.append((job, count))
-                room -= count
-        return parts
-
-    def _run(self, parts: list[tuple[_Job, int]]) -> None:
+    def _run(self, parts: list[Part]) -> None:
         """One pass; samples the next token of every job whose pending tokens are all in it."""
         sampled = [job for job, count in parts if count == job.pending]
-        output = self._runner.forward(self._pack(parts), self._row_sampling(sampled) if sampled else None)
+        sampling = None
+        if sampled:
+            sampling = row_sampling(
+                sampled,
+                positions=[len(job.view.token_ids) + len(job.drafted) for job in sampled],
+                adjustments=chain_adjustments(sampled),
+                token_map=self._vocabulary.token_map,
+                want_laws=self._rule_needs_law,
+            )
+        output = self._runner.forward(pack(parts, self.cache), sampling)
         for job, count in parts:
             job.num_computed += count
         for row, job in enumerate(sampled):
             assert output.token_ids is not None
-            job.tokens[job.length] = output.token_ids[row]
-            job.length += 1
-            if self._rule_needs_law:
+            token_id = int(output.token_ids[row])
+            if token_id < 0:  # all that the request allows here are tokens that the model does not have
+                job.end()
+                continue
+            chance = 1.0
+            if self._rule_needs_law:  # may not stop for what it drew
                 assert output.laws is not None
-                job.laws.append(output.laws[row, : self._vocab_size])
+                job.laws.append(output.laws[row])
+            else:
+                job.candidates = Candidates.of(output, row)
+                chance = float(job.candidates.chances[0])
+                if job.reach * chance < self._least_reach:
+                    job.end()
+                    continue
+            job.tokens[job.length] = self._vocabulary.own_id(token_id)
+            job.length += 1
+            drafted = [*job.drafted, token_id]
+            job.draft(drafted if self._rule_needs_law else self._vocabulary.respell(job.view, drafted), chance)
 
-    def _pack(self, parts: list[tuple[_Job, int]]) -> ForwardBatch:
-        counts = np.array([count for _, count in parts])
-        spans = [slice(job.num_computed, job.num_computed + count) for job, count in parts]
-        ends = np.cumsum(counts)
-        through = [count == job.pending for job, count in parts]
-        ids = [job.view.request_id for job, _ in parts]
-        return ForwardBatch(
-            token_ids=np.concatenate([job.tokens[span] for (job, _), span in zip(parts, spans, strict=True)]),
-            positions=np.concatenate([np.arange(span.start, span.stop, dtype=np.int32) for span in spans]),
-            slots=np.concatenate(
-                [self.cache.slots(i, s.start, s.stop - s.start) for i, s in zip(ids, spans, strict=True)]
-            ),
-            query_starts=np.concatenate([[0], ends]).astype(np.int32),
-            context_lengths=np.array([span.start for span in spans], dtype=np.int32),
-            block_tables=[self.cache.block_table(i) for i in ids],
-            ancestors=[None] * len(parts),
-            logit_rows=(ends[through] - 1).astype(np.int32),
-        )
-
-    def _row_sampling(self, jobs: list[_Job]) -> RowSampling:
-        params = [job.view.params for job in jobs]
-        if self._rule_needs_law:
-            purposes = [purpose_word(DRAFT, job.view.attempt) for job in jobs]
-        else:
-            purposes = [purpose_word(SAMPLE)] * len(jobs)
-        allowed = None
-        if any(job.state.allowed is not None for job in jobs):
-            everything = np.full(-(-self._runner.vocab_size // 8), 0xFF, dtype=np.uint8)
-            allowed = np.stack([everything if job.state.allowed is None else job.state.allowed for job in jobs])
-        return RowSampling(
-            temperature=np.array([p.temperature for p in params], dtype=np.float32),
-            top_k=np.array([p.top_k for p in params], dtype=np.int32),
-            top_p=np.array([p.top_p for p in params], dtype=np.float32),
-            min_p=np.array([p.min_p for p in params], dtype=np.float32),
-            seed=np.array([job.view.seed for job in jobs], dtype=np.uint64),
-            stream=np.array([job.view.stream for job in jobs], dtype=np.uint32),
-            position=np.array([job.length for job in jobs], dtype=np.uint32),
-            purpose=np.array(purposes, dtype=np.uint32),
-            adjustments=_adjustments(jobs),
-            allowed=allowed,
-            want_laws=self._rule_needs_law,
-        )
-
-    def _finish(self, job: _Job) -> Draft:
+    def _finish(self, job: DraftJob) -> Draft | None:
         self.cache.commit(job.view.request_id, job.tokens, job.num_computed)
         job.state.computed = job.tokens[: job.num_computed]
-        drafted = job.tokens[len(job.view.token_ids) :]
+        if not job.drafted:
+            return None
+        draft = Draft.chain(job.drafted, source=self.name)
         if not self._rule_needs_law:
-            return Draft.chain(drafted, source=self.name)
+            return replace(draft, confidence=np.array(job.chances))
         probs = np.stack(job.laws)
-        return Draft(
-            token_ids=drafted,
-            parents=np.arange(-1, len(drafted) - 1, dtype=np.int32),
-            law=DraftLaw(probs, ids=None if probs.shape[1] == self._vocab_size else np.arange(probs.shape[1])),
-            confidence=probs[np.arange(len(drafted)), drafted],
-            source=self.name,
+        return replace(draft, law=DraftLaw(probs), confidence=probs[np.arange(len(draft)), draft.token_ids])
+
+    def _plant(self, job: DraftJob) -> DraftTree:
+        budget = min(job.num_draft, self._max_num_batched_tokens)
+        return DraftTree(job, width=self._width, budget=budget, least_reach=self._least_reach)
+
+    def _grow(self, trees: list[DraftTree]) -> None:
+        """One pass over the next level of each tree."""
+        parts = [tree.part() for tree in trees]
+        own_ids = [np.array([self._vocabulary.own_id(t) for t in p.token_ids.tolist()], np.int32) for p in parts]
+        depths = [tree.depths(part)[-len(tree.level) :] for tree, part in zip(trees, parts, strict=True)]
+        sampling = row_sampling(
+            [tree.job for tree in trees for _ in tree.level],
+            positions=[
+                len(tree.job.view.token_ids) + 1 + int(depth)
+                for tree, own in zip(trees, depths, strict=True)
+                for depth in own
+            ],
+            adjustments=tree_adjustments(trees),
+            token_map=self._vocabulary.token_map,
+            want_laws=False,
         )
+        output = self._runner.forward(pack_trees(trees, own_ids, self.cache), sampling)
+        row = 0
+        for tree in trees:
+            count = len(tree.level)
+            tree.grow([Candidates.of(output, row + i) for i in range(count)])
+            row += count
 
-
-def _adjustments(jobs: list[_Job]) -> Adjustments | None:
-    """Bias, bans and penalties of each job's next token, with what is drafted so far as history."""
-    if not any(job.state.penalties.active for job in jobs):
-        return None
-    rows: list[RowAdjustments | None] = []
-    for job in jobs:
-        if job.state.penalties.active:
-            num_known = len(job.view.token_ids)
-            drafted = Draft.chain(job.tokens[num_known : job.length], source="")
-            rows.append(job.state.penalties.rows(drafted, num_output=num_known - job.view.prompt_length)[-1])
-        else:
-            rows.append(None)
-    return pack_adjustments(rows)
-
-
-class _Vocabulary(Protocol):
-    """The part of a tokenizer that the check needs."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def token_text(self, token_id: int) -> str: ...
-
-
-def check_same_vocabulary(target_tokenizer: _Vocabulary, draft_tokenizer: _Vocabulary) -> None:
-    """Raises DraftMismatchError, with the first difference, unless both tokenizers have the same tokens."""
-    if target_tokenizer.fingerprint == draft_tokenizer.fingerprint:
-        return
-    sizes = target_tokenizer.vocab_size, draft_tokenizer.vocab_size
-    reason = "another fingerprint" if sizes[0] == sizes[1] else f"{sizes[1]} tokens instead of {sizes[0]}"
-    for token_id in range(min(sizes)):
-        texts = target_tokenizer.token_text(token_id), draft_tokenizer.token_text(token_id)
-        if texts[0] != texts[1]:
-            reason += f", first differing at token {token_id}, {texts[1]!r} instead of {texts[0]!r}"
-            break
-    raise DraftMismatchError(
-        f"the draft model must have the target's vocabulary; it has {reason}. Choose a model of the target's family."
-    )
+    def _finish_tree(self, job: DraftJob, tree: DraftTree | None) -> Draft | None:
+        self.cache.commit(job.view.request_id, job.tokens, job.num_computed)
+        job.state.computed = job.tokens[: job.num_computed]
+        return tree.draft(self.name) if tree is not None else None

@@ -34,6 +34,7 @@ class HybridDrafter(Drafter):
 
     def __init__(self, drafters: Sequence[Drafter], *, vocab_size: int) -> None:
         self.name = "+".join(drafter.name for drafter in drafters)
+        self.note = "; ".join(drafter.note for drafter in drafters if drafter.note)
         self.hidden_layers = tuple(dict.fromkeys(layer for drafter in drafters for layer in drafter.hidden_layers))
         self.num_successors = max(drafter.num_successors for drafter in drafters)
         self._drafters = list(drafters)

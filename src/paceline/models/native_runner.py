@@ -145,10 +145,12 @@ class NativeRunner(RunnerBase):
             output = ForwardOutput(logits=logits)
         else:
             assert sampled is not None
-            output = _output(sampled, logits if sampling.want_logits else None)
+            output = _output(sampled, sampling, logits if sampling.want_logits else None)
             if sampling.want_laws:  # tokens and log-probabilities stay the extension's, as in other passes
                 assert logits is not None
-                output = replace(output, laws=sample_rows(logits, replace(sampling, num_logprobs=None)).laws)
+                output = replace(
+                    output, laws=sample_rows(logits, replace(sampling, num_logprobs=None, num_candidates=0)).laws
+                )
         return replace(output, hidden={numbers[n]: x for n, x in hidden.items()}) if numbers else output
 
     def move(self, src_slots: np.ndarray, dst_slots: np.ndarray) -> None:
@@ -208,9 +210,9 @@ def _frequencies(rope: Any, vectors: Mapping[str, np.ndarray], max_model_len: in
     return np.ascontiguousarray(inverse, dtype=np.float32), float(factor)
 
 
-def _output(sampled: Mapping[str, np.ndarray], logits: np.ndarray | None) -> ForwardOutput:
+def _output(sampled: Mapping[str, np.ndarray], sampling: RowSampling, logits: np.ndarray | None) -> ForwardOutput:
     _check_numbers(not sampled["has_nan"].any())
-    if sampled["all_banned"].any():
+    if sampling.token_map is None and sampled["all_banned"].any():
         raise ConfigError(
             "every token is banned by allowed_token_ids, banned_token_ids, logit_bias or min_tokens; at least one"
             " must stay: allow more tokens."
@@ -219,7 +221,12 @@ def _output(sampled: Mapping[str, np.ndarray], logits: np.ndarray | None) -> For
     if "rank" in sampled:
         logprobs = Logprobs(**{name: sampled[name] for name in ("token", "rank", "top_ids", "top")})
     return ForwardOutput(
-        token_ids=sampled["token_ids"], logits=logits, logprobs=logprobs, successors=sampled.get("successors")
+        token_ids=sampled["token_ids"],
+        logits=logits,
+        logprobs=logprobs,
+        successors=sampled.get("successors"),
+        candidates=sampled.get("candidates"),
+        candidate_scores=sampled.get("candidate_scores"),
     )
 
 

@@ -39,13 +39,23 @@ def resolve(config: EngineConfig) -> EngineConfig:
 
 
 def for_draft_model(config: EngineConfig, model: LoadedModel) -> EngineConfig:
-    """The target's config, but for a quantization that the draft model's file has already."""
-    if config.quantization is not None:
+    """The target's resolved config with the draft model's own engine, quantization and threads where speculation names
+    them, and without a quantization that its file has already.
+
+    Raises MissingDependencyError and ConfigError for what cannot be had.
+    """
+    rule = config.speculation
+    own = replace(config, num_threads=rule.num_threads or config.num_threads)
+    if rule.engine not in (None, config.engine):  # types are each engine's own
+        cache = replace(own.cache, kv_cache_dtype="auto")
+        own = replace(own, engine=rule.engine, dtype="auto", quantization=None, cache=cache)
+    if rule.quantization is not None:
+        own = replace(own, dtype="auto", quantization=rule.quantization)
+    elif own.quantization is not None:
         from paceline.models.native_weights import is_quantised
 
-        if is_quantised(model):
-            return replace(config, quantization=None)
-    return config
+        own = replace(own, quantization=None) if is_quantised(model) else own
+    return config if own == config else resolve(own)
 
 
 def create_runner(

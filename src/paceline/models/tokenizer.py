@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,16 @@ _END_TEXTS = frozenset(
     ("<|endoftext|>", "<|im_end|>", "<|end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>")
 )
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model", "tekken.json")
+
+
+def _byte_spelling() -> Mapping[int, int]:
+    """The byte that each character stands for in byte-level vocabularies (GPT-2's bytes_to_unicode), by its ordinal."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {byte: byte for byte in shown} | {256 + i: byte for i, byte in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_spelling()
 
 
 class Tokenizer:
@@ -121,6 +132,23 @@ class Tokenizer:
         if self._byte_level:
             return self.decode([token_id], skip_special_tokens=False)
         return (self._backend.id_to_token(int(token_id)) or "").replace("▁", " ")
+
+    def token_bytes(self) -> list[bytes | None]:
+        """The bytes that each token of the vocabulary adds to a text; None for special tokens and unused ids."""
+        added = self._backend.get_added_tokens_decoder()
+        table: list[bytes | None] = [None] * self.vocab_size
+        for text, token_id in self._backend.get_vocab(with_added_tokens=True).items():
+            if token_id not in self.special_ids and token_id < self.vocab_size:
+                table[token_id] = text.encode() if token_id in added else self._bytes_of(text)
+        return table
+
+    def _bytes_of(self, text: str) -> bytes:
+        """Of a token as the vocabulary spells it."""
+        if self._byte_level:
+            return text.translate(_BYTE_OF).encode("latin-1")
+        if (byte := re.fullmatch("<0x([0-9A-F]{2})>", text)) is not None:
+            return bytes.fromhex(byte[1])
+        return text.replace("▁", " ").encode()
 
     @property
     def has_chat_template(self) -> bool:

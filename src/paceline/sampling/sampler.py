@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.sampling.candidates import candidates
 from paceline.sampling.filters import best_first, normalised, survivors
-from paceline.sampling.noise import row_words, to_uniform, words
+from paceline.sampling.noise import to_uniform, words
 from paceline.sampling.processors import adjusted_row
-from paceline.sampling.race import race
-from paceline.types import ForwardOutput, Logprobs, RowSampling
+from paceline.sampling.race import race, row_uniforms
+from paceline.types import ForwardOutput, Logprobs, RowSampling, TokenMap
 
 # exp(-27) of the likeliest weight cannot win: 1/E lies between 1/22.9 and 2^33, less than a factor exp(26.1) apart.
 _HOPELESS = -27.0
@@ -23,8 +24,12 @@ def sample_rows(logits: np.ndarray, sampling: RowSampling) -> ForwardOutput:
 
     A row's token depends on that row of logits and sampling alone: the argmax when greedy, else the winner of the
     exponential race over the processed logits, with the words of docs/noise.md; lowest id on ties. Raw
-    log-probabilities, logits and laws come along where asked. Raises ConfigError if a row bans every token.
+    log-probabilities, logits, laws and candidates come along where asked. Raises ConfigError if a row bans every
+    token, unless it is sampled through a token_map.
     """
+    raw_logits = logits
+    if sampling.token_map is not None:
+        logits = _mapped(logits, sampling.token_map)
     num_rows, vocab_size = logits.shape
     laws = np.zeros(logits.shape) if sampling.want_laws else None
     if laws is None and sampling.adjustments is None and sampling.allowed is None and not sampling.temperature.any():
@@ -33,7 +38,11 @@ def sample_rows(logits: np.ndarray, sampling: RowSampling) -> ForwardOutput:
         token_ids = np.empty(num_rows, dtype=np.int32)
         few: list[tuple[int, np.ndarray, np.ndarray]] = []
         for i in range(num_rows):
-            ids, log_weights = survivors(adjusted_row(logits, sampling, i), sampling, i)
+            row = adjusted_row(logits, sampling, i)
+            if sampling.token_map is not None and row.max() == -np.inf:
+                token_ids[i] = -1
+                continue
+            ids, log_weights = survivors(row, sampling, i)
             if laws is not None:
                 laws[i, ids] = normalised(log_weights)
             ids, log_weights = _hopeful(ids, log_weights)
@@ -42,15 +51,18 @@ def sample_rows(logits: np.ndarray, sampling: RowSampling) -> ForwardOutput:
             elif len(ids) <= _FEW:
                 few.append((i, ids, np.exp(log_weights)))
             else:
-                token_ids[i] = ids[race(np.exp(log_weights), _row_uniforms(vocab_size, sampling, i)[ids])]
+                token_ids[i] = ids[race(np.exp(log_weights), row_uniforms(vocab_size, sampling, i)[ids])]
         for (i, ids, weights), uniforms in zip(few, _few_uniforms(few, sampling), strict=True):
             token_ids[i] = ids[race(weights, uniforms)]
+    best, scores = candidates(logits, sampling) if sampling.num_candidates else (None, None)
     return ForwardOutput(
         token_ids=token_ids,
-        logits=logits if sampling.want_logits else None,
+        logits=raw_logits if sampling.want_logits else None,
         laws=laws,
         logprobs=_reported(logits, sampling, token_ids),
         successors=_successors(logits, sampling.num_successors),
+        candidates=best,
+        candidate_scores=scores,
     )
 
 
@@ -86,11 +98,19 @@ def race_margin(logits: np.ndarray, sampling: RowSampling) -> float:
         scores = row.astype(np.float64)
     else:
         ids, scores = survivors(row, sampling, 0)
-        scores = scores - np.log(-np.log(_row_uniforms(len(row), sampling, 0)[ids]))
+        scores = scores - np.log(-np.log(row_uniforms(len(row), sampling, 0)[ids]))
     if len(scores) < 2:
         return float("inf")
     second, best = np.partition(scores, len(scores) - 2)[-2:]
     return float(best - second)
+
+
+def _mapped(logits: np.ndarray, token_map: TokenMap) -> np.ndarray:
+    """Logits [M, V] in the ids of the map: [M, size], -inf where no token of the model is."""
+    known = np.flatnonzero(token_map.ids >= 0)
+    mapped = np.full((len(logits), token_map.size), -np.inf, dtype=np.float32)
+    mapped[:, token_map.ids[known]] = logits[:, known]
+    return mapped
 
 
 def _reported(logits: np.ndarray, sampling: RowSampling, token_ids: np.ndarray) -> Logprobs | None:
@@ -114,19 +134,6 @@ def _hopeful(ids: np.ndarray, log_weights: np.ndarray) -> tuple[np.ndarray, np.n
     if 2 * np.count_nonzero(hopeful) < len(ids):
         return ids[hopeful], log_weights[hopeful]
     return ids, log_weights
-
-
-def _row_uniforms(vocab_size: int, sampling: RowSampling, i: int) -> np.ndarray:
-    """u of all tokens of row i: [V] float64."""
-    return to_uniform(
-        row_words(
-            vocab_size,
-            seed=int(sampling.seed[i]),
-            stream=int(sampling.stream[i]),
-            position=int(sampling.position[i]),
-            purpose=int(sampling.purpose[i]),
-        )
-    )
 
 
 def _few_uniforms(few: list[tuple[int, np.ndarray, np.ndarray]], sampling: RowSampling) -> list[np.ndarray]:
