@@ -87,10 +87,10 @@ class Renamed(ToyModel):
         super().__init__(vocab_size=own.vocab_size, order=1, num_blocks=64, block_size=4)
         self._own, self._target, self._ids = own, target, subject.token_map.ids
 
-    def _draw(self, key) -> np.ndarray:
-        spelling = self._own.token_bytes()[key[-1]] or b" "
+    def _draw(self, words: tuple[int, ...], *, drifts: tuple[float, ...]) -> np.ndarray:
+        spelling = self._own.token_bytes()[words[-1]] or b" "
         common = self._own.id_of(spelling[-1:])
-        row = self._target._draw((int(self._ids[common]),))
+        row = self._target._draw((int(self._ids[common]),), drifts=drifts)
         return np.where(self._ids >= 0, row[self._ids], 9.0).astype(np.float32)
 
 
