@@ -192,7 +192,7 @@ template <class V, Format kFormat>
 void tile(const Matrix& matrix, int panel, int panels, const Activations& x, int row0, int rows, float* out) {
   Matrix w = matrix;
   w.format = kFormat;  // known here: where its panels lie takes no divisions
-  if (panels == 2 && V::kManyRegisters) {
+  if (panels == 2 && (V::kManyRegisters || rows <= 2)) {
     blocks<V, kFormat, 2>(w, panel, x, row0, rows, out);
   } else {
     for (int p = 0; p < panels; p++) blocks<V, kFormat, 1>(w, panel + p, x, row0, rows, out + p * kTileRows * kLanes);
