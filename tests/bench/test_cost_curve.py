@@ -72,9 +72,7 @@ def test_prompt_lookup_has_something_to_copy():
 
 def test_a_draft_model_catches_up_once_and_is_released():
     model = Recording(num_blocks=8)
-    drafter = DraftModelDrafter(
-        model, rule_needs_law=False, prefix_caching=False, vocab_size=32, eos_ids=frozenset(), max_num_batched_tokens=64
-    )
+    drafter = DraftModelDrafter(model, rule_needs_law=False, max_num_batched_tokens=64)
     run(ToyModel(), drafter=drafter, draft_tokens=[3], repeats=2)
     assert model.events == [40, 1, 1] + [1, 1, 1] * 2
     assert drafter.cache.num_allocatable("another", num_computed=0) == 8 * 16
