@@ -123,6 +123,14 @@ def test_learns_from_every_row_and_most_from_the_accepted_ones():
     assert got.token_ids.tolist() == [5]  # row of the accepted 2, though that of the rejected one came later
 
 
+def test_nothing_is_learned_of_requests_without_speculation():
+    drafter, ids = RecycleDrafter(vocab_size=V), np.array([4, 5, 6, 7], dtype=np.int32)
+    plain = RequestView("r", ids, 4, SamplingParams(speculation=False), seed=0, stream=0, attempt=0)
+    observe(drafter, plain, None, Verdict((), 8, "bonus"), [best_first(8)])
+    assert propose(drafter, [4, 5], 2) is None
+    assert propose(drafter, [6, 7], 2) is None
+
+
 def test_a_prompt_is_read_once_and_again_after_its_release():
     drafter = RecycleDrafter(vocab_size=V)
     seen = view([4, 5, 6, 7])

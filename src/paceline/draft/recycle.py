@@ -21,8 +21,9 @@ class RecycleDrafter(Drafter):
     """Proposes the likeliest paths through a table of the target's latest successors of each token and pair of tokens.
 
     The table is filled from every row that the target samples, also after nodes that were rejected, and from prompts.
-    All requests share it, and it stays when they are over. How often a successor is right is counted by its rank and
-    the kind of its row; these rates rank the paths and are the confidence of the nodes.
+    All requests share it, and it stays when they are over; those without speculation leave nothing there, or a plain
+    run would tell the answers to the run that it is compared with. How often a successor is right is counted by its
+    rank and the kind of its row; these rates rank the paths and are the confidence of the nodes.
 
     vocab_size: the target's. chain: propose only the likeliest path, for rules that take no trees. least_reach: the
     chance with which a node must be reached to be proposed. path: a file that `save` writes; read here if it is there.
@@ -70,7 +71,7 @@ class RecycleDrafter(Drafter):
         successors: Sequence[np.ndarray | None],
     ) -> None:
         for view in views:
-            if view.request_id not in self._read:
+            if view.request_id not in self._read and view.params.speculation:
                 self._read.add(view.request_id)
                 self._table.read_text(view.token_ids)
         self._learn(views, drafts, verdicts, successors)
@@ -128,7 +129,7 @@ class RecycleDrafter(Drafter):
         kept: list[int] = []  # rows of roots and accepted nodes
         said: list[np.ndarray] = []
         for view, draft, verdict, own in zip(views, drafts, verdicts, successors, strict=True):
-            if verdict is None or own is None:
+            if verdict is None or own is None or not view.params.speculation:
                 continue
             first, (previous, root) = len(tokens), _last_two(view.token_ids)
             nodes = [] if draft is None else draft.token_ids.tolist()
@@ -147,9 +148,8 @@ class RecycleDrafter(Drafter):
         if not tokens:
             return
         # What was accepted is written last: of a token's rows in one pass, the one in the text counts.
-        rejected = np.ones(len(tokens), dtype=bool)
-        rejected[kept] = False
-        order = np.concatenate([np.flatnonzero(rejected), kept])
+        accepted = set(kept)
+        order = [*(row for row in range(len(tokens)) if row not in accepted), *kept]
         pairs = np.array([before, tokens], dtype=np.int64)[:, order]
         self._table.write(pairs[0], pairs[1], np.concatenate(said)[order])
 
