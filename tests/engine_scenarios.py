@@ -218,7 +218,7 @@ def drafter_of(
     if setting.drafter == "ngram":
         return NgramDrafter(max_ngram=3, min_ngram=1)
     if setting.drafter == "recycle":
-        return RecycleDrafter(vocab_size=V)
+        return RecycleDrafter(vocab_size=V, least_reach=0.0)
     if setting.drafter == "suffix":
         return SuffixDrafter(min_probability=0.05, store_tokens=40)
     if setting.drafter in ("draft_model", "draft_tree"):

@@ -115,7 +115,7 @@ def refusal(cls, options) -> str:
         ),
         (
             SpeculationConfig, {"method": "suffix", "num_speculative_tokens": 400},
-            "num_speculative_tokens must be at most 64; got 400: try 16.",
+            "num_speculative_tokens must be at most 64; got 400: try 8.",
         ),
         (
             SpeculationConfig, {"method": "suffix", "store_tokens": -1},
@@ -269,7 +269,7 @@ def test_arrays_are_no_choice(cls, name):
 
 
 def test_lengths_by_default_are_the_methods_own():
-    for method, length in (("none", 0), ("ngram", 5), ("suffix", 16), ("suffix+recycle", 16), ("a.b:C", 16)):
+    for method, length in (("none", 0), ("ngram", 5), ("suffix", 8), ("suffix+recycle", 8), ("a.b:C", 8)):
         assert SpeculationConfig(method=method).max_draft_tokens == length
     assert SpeculationConfig(method="suffix", num_speculative_tokens=3).max_draft_tokens == 3
 

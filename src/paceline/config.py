@@ -29,7 +29,7 @@ LEAST_REACH = 0.2  # what a draft model's pass and a row of the target's cost of
 
 _PLUG_IN = "plug-in"  # stands for any method that is not built in
 _DRAFTING = (*METHODS[1:], _PLUG_IN)
-_DRAFT_TOKENS = {"none": 0, "auto": 5, "ngram": 5, "draft_model": 5, "layer_skip": 2}  # by default; 16 of all others
+_DRAFT_TOKENS = {"none": 0, "auto": 5, "ngram": 5, "draft_model": 5, "layer_skip": 2}  # by default; 8 of all others
 _READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only some methods or rules read
     "num_speculative_tokens": ("method", _DRAFTING),
     "verification": ("method", _DRAFTING),
@@ -164,7 +164,7 @@ class SpeculationConfig:
             if self.num_speculative_tokens > MAX_DRAFT_TOKENS:
                 raise ConfigError(
                     f"num_speculative_tokens must be at most {MAX_DRAFT_TOKENS}; got {self.num_speculative_tokens}: "
-                    f"try {_DRAFT_TOKENS.get(self.method, 16)}."
+                    f"try {_DRAFT_TOKENS.get(self.method, 8)}."
                 )
         at_least("store_tokens", self.store_tokens, 0, example=100_000)
         at_least("min_ngram", self.min_ngram, 1)
@@ -226,7 +226,7 @@ class SpeculationConfig:
     @property
     def max_draft_tokens(self) -> int:
         """num_speculative_tokens, or the method's default."""
-        return self.num_speculative_tokens or _DRAFT_TOKENS.get(self.method, 16)
+        return self.num_speculative_tokens or _DRAFT_TOKENS.get(self.method, 8)
 
     def _kinds(self) -> tuple[str, ...]:
         return tuple(name if name in METHODS else _PLUG_IN for name in self.methods)

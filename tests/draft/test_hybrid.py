@@ -61,7 +61,7 @@ def paths(draft: Draft) -> list[tuple[int, ...]]:
 
 
 def test_equal_paths_are_one_node() -> None:
-    merged = merge([5, 6, 7], [5, 6, 8], None)
+    merged = merge(*(tree([5, 6, last], [-1, 0, 1], [0.9] * 3) for last in (7, 8)), None)
     assert merged is not None
     assert paths(merged) == [(5,), (5, 6), (5, 6, 7), (5, 6, 8)]
     assert merged.proposers == (("a", "b"), ("a", "b"), ("a",), ("b",))
@@ -101,7 +101,7 @@ def test_the_nodes_kept_are_the_most_likely_ones(drafts, budget) -> None:
             best[path] = max(best.get(path, 0.0), claim)
             behind.setdefault(path, set()).add(name)
     reach = {path: math.prod(best[path[: n + 1]] for n in range(len(path))) for path in best}
-    worth = {path for path in best if reach[path] >= 0.1}
+    worth = {path for path in best if reach[path] >= 0.25}
     merged = merge(*drafts, budget=budget)
     if merged is None:
         assert not worth

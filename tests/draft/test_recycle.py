@@ -72,9 +72,9 @@ def learned(seed: int, *, num_rows: int = 40, **options: Any) -> RecycleDrafter:
 
 
 @settings(derandomize=True, max_examples=20)
-@given(st.integers(0, 1000), st.integers(1, 40))
-def test_proposes_the_likeliest_paths(seed, budget):
-    drafter = learned(seed)
+@given(st.integers(0, 1000), st.integers(1, 40), st.sampled_from([0.0, 0.03, 0.15]))
+def test_proposes_the_likeliest_paths(seed, budget, least_reach):
+    drafter = learned(seed, least_reach=least_reach)
     draft = propose(drafter, [1, 2], budget)
     if draft is None:
         return
@@ -82,15 +82,18 @@ def test_proposes_the_likeliest_paths(seed, budget):
     assert len(draft) <= budget
     assert draft.source == "recycle"
     ours = paths(draft)
+    assert min(ours.values()) >= least_reach
     # All one-node extensions of the tree, by asking for far more: none is likelier than a node that was taken.
-    larger = propose(drafter, [1, 2], 64)
+    larger = propose(learned(seed, least_reach=0.0), [1, 2], 64)
     assert larger is not None
     left_out = [reach for path, reach in paths(larger).items() if path not in ours and path[:-1] in {(), *ours}]
-    assert max(left_out, default=0.0) <= min(ours.values()) + 1e-12
+    likeliest = max(left_out, default=0.0)
+    assert likeliest <= min(ours.values()) + 1e-12
+    assert len(draft) == budget or likeliest < least_reach or not left_out
 
 
 def test_budget_of_unknown_nodes_goes_to_others():
-    drafter = RecycleDrafter(vocab_size=V)
+    drafter = RecycleDrafter(vocab_size=V, least_reach=0.0)
     observe(drafter, view([3]), None, Verdict((), 5, "bonus"), [best_first(5)])
     draft = propose(drafter, [3], 6)
     assert draft is not None
@@ -120,6 +123,14 @@ def test_learns_from_every_row_and_most_from_the_accepted_ones():
     assert got.token_ids.tolist() == [5]  # row of the accepted 2, though that of the rejected one came later
 
 
+def test_nothing_is_learned_of_requests_without_speculation():
+    drafter, ids = RecycleDrafter(vocab_size=V), np.array([4, 5, 6, 7], dtype=np.int32)
+    plain = RequestView("r", ids, 4, SamplingParams(speculation=False), seed=0, stream=0, attempt=0)
+    observe(drafter, plain, None, Verdict((), 8, "bonus"), [best_first(8)])
+    assert propose(drafter, [4, 5], 2) is None
+    assert propose(drafter, [6, 7], 2) is None
+
+
 def test_a_prompt_is_read_once_and_again_after_its_release():
     drafter = RecycleDrafter(vocab_size=V)
     seen = view([4, 5, 6, 7])
@@ -139,7 +150,7 @@ def test_a_prompt_is_read_once_and_again_after_its_release():
 
 
 def test_confidence_becomes_what_is_accepted():
-    drafter, rng = RecycleDrafter(vocab_size=V), np.random.default_rng(1)
+    drafter, rng = RecycleDrafter(vocab_size=V, least_reach=0.0), np.random.default_rng(1)
     row = best_first(5)
     for _ in range(500):
         draft = propose(drafter, [3], 4)
@@ -156,7 +167,7 @@ def test_confidence_becomes_what_is_accepted():
 
 
 def test_chain_is_the_best_path_only():
-    draft = propose(learned(3, chain=True), [1, 2], 6)
+    draft = propose(learned(3, chain=True, least_reach=0.0), [1, 2], 6)
     assert draft is not None
     assert draft.is_chain
     assert len(draft) > 1
@@ -164,10 +175,11 @@ def test_chain_is_the_best_path_only():
 
 def test_the_table_outlives_the_drafter_in_a_file(tmp_path):
     path = tmp_path / "table.npz"
-    drafter = learned(5, path=path, fingerprint="abc")
+    drafter = learned(5, path=path, fingerprint="abc", least_reach=0.0)
     drafter.save()
     expected = propose(drafter, [1, 2], 20)
-    got = propose(RecycleDrafter(vocab_size=V, path=path, fingerprint="abc"), [1, 2], 20)
+    read = RecycleDrafter(vocab_size=V, path=path, fingerprint="abc", least_reach=0.0)
+    got = propose(read, [1, 2], 20)
     assert expected is not None
     assert got is not None
     assert paths(got) == paths(expected)
@@ -192,7 +204,7 @@ def test_text_is_that_of_plain_decoding(chain, temperature):
         for seed in range(4)
     ]
     prompts = [PROMPT[: 4 + 3 * i] for i in range(4)]
-    drafter = RecycleDrafter(vocab_size=TOKENIZER.vocab_size, chain=chain)
+    drafter = RecycleDrafter(vocab_size=TOKENIZER.vocab_size, chain=chain, least_reach=0.0)
     engine = make_engine(drafter=drafter, num_draft_tokens=8)
     ours, plain = run(engine, prompts, params), run(make_engine(), prompts, params)
     assert [[c.token_ids for c in o.outputs] for o in ours] == [[c.token_ids for c in o.outputs] for o in plain]
@@ -210,7 +222,7 @@ def test_text_is_that_of_plain_decoding_on_the_native_engine():
         runner: Any = case_runner("int4", block_size=4)
         return make_engine(runner=runner, tokenizer=tokenizer, num_draft_tokens=8, **options)
 
-    engine = make(drafter=RecycleDrafter(vocab_size=tokenizer.vocab_size))
+    engine = make(drafter=RecycleDrafter(vocab_size=tokenizer.vocab_size, least_reach=0.0))
     ours, plain = run(engine, prompts, params), run(make(), prompts, params)
     assert [output.token_ids for output in ours] == [output.token_ids for output in plain]
     assert engine.metrics.num_accepted_tokens > 0

@@ -17,7 +17,7 @@ _CLAIM = 0.5  # confidence of a node whose drafter gives none
 _PRIOR = 4.0  # nodes' worth of trust in what a drafter claims, before anything is known of it
 _KEEP = 0.98  # of what is known of a depth, for each draft that tests it: about the last 50 count
 _DEPTHS = 16  # that are told apart
-_LEAST_REACH = 0.1  # of a node: computing one takes 3 to 11% of a pass over a single token on the native engine
+_LEAST_REACH = 0.25  # of a node to be kept: what it costs, and a margin for chances that are a little bold
 
 
 class HybridDrafter(Drafter):

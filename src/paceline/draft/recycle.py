@@ -21,11 +21,13 @@ class RecycleDrafter(Drafter):
     """Proposes the likeliest paths through a table of the target's latest successors of each token and pair of tokens.
 
     The table is filled from every row that the target samples, also after nodes that were rejected, and from prompts.
-    All requests share it, and it stays when they are over. How often a successor is right is counted by its rank and
-    the kind of its row; these rates rank the paths and are the confidence of the nodes.
+    All requests share it, and it stays when they are over; those without speculation leave nothing there, or a plain
+    run would tell the answers to the run that it is compared with. How often a successor is right is counted by its
+    rank and the kind of its row; these rates rank the paths and are the confidence of the nodes.
 
-    vocab_size: the target's. chain: propose only the likeliest path, for rules that take no trees. path: a file that
-    `save` writes; read here if it is there. fingerprint: of the tokenizer, for which a file is good.
+    vocab_size: the target's. chain: propose only the likeliest path, for rules that take no trees. least_reach: the
+    chance with which a node must be reached to be proposed. path: a file that `save` writes; read here if it is there.
+    fingerprint: of the tokenizer, for which a file is good.
     Raises ConfigError for a file that is damaged, or of another tokenizer or vocabulary.
     Source: Luo et al. 2024 (arXiv 2408.08696); pairs, prompts and rates are ours (docs/design-notes.md).
     """
@@ -34,9 +36,16 @@ class RecycleDrafter(Drafter):
     num_successors = 8
 
     def __init__(
-        self, *, vocab_size: int, chain: bool = False, path: str | Path | None = None, fingerprint: str = ""
+        self,
+        *,
+        vocab_size: int,
+        chain: bool = False,
+        least_reach: float = 0.15,
+        path: str | Path | None = None,
+        fingerprint: str = "",
     ) -> None:
         self._chain = chain
+        self._least_reach = least_reach
         self._path = None if path is None else Path(path)
         self._fingerprint = fingerprint
         self._table = SuccessorTable(vocab_size=vocab_size, width=self.num_successors)
@@ -62,7 +71,7 @@ class RecycleDrafter(Drafter):
         successors: Sequence[np.ndarray | None],
     ) -> None:
         for view in views:
-            if view.request_id not in self._read:
+            if view.request_id not in self._read and view.params.speculation:
                 self._read.add(view.request_id)
                 self._table.read_text(view.token_ids)
         self._learn(views, drafts, verdicts, successors)
@@ -79,7 +88,7 @@ class RecycleDrafter(Drafter):
             self._table.save(self._path, fingerprint=self._fingerprint)
 
     def _grow(self, before: int, root: int, budget: int, rates: list[list[float]]) -> Draft | None:
-        """The `budget` nodes that are likeliest to be accepted, best first; rates [kinds, width]."""
+        """The `budget` nodes that are likeliest to be reached, best first; rates [kinds, width]."""
         look = self._table.look
         tokens: list[int] = []
         parents: list[int] = []
@@ -88,7 +97,7 @@ class RecycleDrafter(Drafter):
         # successors, their rates and its token. A candidate brings in the next rank and its own first successor.
         said, kind = look(before, root)
         heap: list[_Candidate] = [(-rates[kind][0], -1, 0, 1.0, said, rates[kind], root)] if said[0] >= 0 else []
-        while heap and len(tokens) < budget:
+        while heap and len(tokens) < budget and -heap[0][0] >= self._least_reach:
             reach, parent, rank, above, said, own, before = heapq.heappop(heap)
             node, token = len(tokens), said[rank]
             tokens.append(token)
@@ -120,7 +129,7 @@ class RecycleDrafter(Drafter):
         kept: list[int] = []  # rows of roots and accepted nodes
         said: list[np.ndarray] = []
         for view, draft, verdict, own in zip(views, drafts, verdicts, successors, strict=True):
-            if verdict is None or own is None:
+            if verdict is None or own is None or not view.params.speculation:
                 continue
             first, (previous, root) = len(tokens), _last_two(view.token_ids)
             nodes = [] if draft is None else draft.token_ids.tolist()
@@ -139,9 +148,8 @@ class RecycleDrafter(Drafter):
         if not tokens:
             return
         # What was accepted is written last: of a token's rows in one pass, the one in the text counts.
-        rejected = np.ones(len(tokens), dtype=bool)
-        rejected[kept] = False
-        order = np.concatenate([np.flatnonzero(rejected), kept])
+        accepted = set(kept)
+        order = [*(row for row in range(len(tokens)) if row not in accepted), *kept]
         pairs = np.array([before, tokens], dtype=np.int64)[:, order]
         self._table.write(pairs[0], pairs[1], np.concatenate(said)[order])
 
