@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,9 @@ class RecycleDrafter(Drafter):
     All requests share it, and it stays when they are over. How often a successor is right is counted by its rank and
     the kind of its row; these rates rank the paths and are the confidence of the nodes.
 
-    vocab_size: the target's. chain: propose only the likeliest path, for rules that take no trees. path: a file that
-    `save` writes; read here if it is there. fingerprint: of the tokenizer, for which a file is good.
-    Raises ConfigError for a file that is damaged, or of another tokenizer or vocabulary.
+    vocab_size: the target's. chain: propose only the likeliest path, for rules that take no trees. table: a file that
+    `close` writes; read here if it is there. fingerprint: of the tokenizer, for which a file is good.
+    Raises ConfigError for a file that is damaged, or of another tokenizer or vocabulary, or that could not be written.
     Source: Luo et al. 2024 (arXiv 2408.08696); pairs, prompts and rates are ours (docs/design-notes.md).
     """
 
@@ -34,15 +35,19 @@ class RecycleDrafter(Drafter):
     num_successors = 8
 
     def __init__(
-        self, *, vocab_size: int, chain: bool = False, path: str | Path | None = None, fingerprint: str = ""
+        self, *, vocab_size: int, chain: bool = False, table: str | Path | None = None, fingerprint: str = ""
     ) -> None:
         self._chain = chain
-        self._path = None if path is None else Path(path)
+        self._path = None if table is None else Path(table)
         self._fingerprint = fingerprint
         self._table = SuccessorTable(vocab_size=vocab_size, width=self.num_successors)
         if self._path is not None:
-            if not self._path.parent.is_dir():
-                raise ConfigError(f"path must lie in a folder that exists; got {str(self._path)!r}: create the folder.")
+            folder = self._path.parent
+            if self._path.is_dir() or not (folder.is_dir() and os.access(folder, os.W_OK)):
+                raise ConfigError(
+                    f"table must be a file in a folder that can be written to; got {str(self._path)!r}: create the "
+                    "folder, or give another name."
+                )
             if self._path.exists():
                 self._table.load(self._path, fingerprint=fingerprint)
         self._read: set[str] = set()  # requests whose prompts are in the table
@@ -70,11 +75,8 @@ class RecycleDrafter(Drafter):
     def release(self, request_id: str) -> None:
         self._read.discard(request_id)
 
-    def save(self) -> None:
-        """Writes the table to `path`, whole or not at all; does nothing without one. For who closes the engine to call.
-
-        Raises ConfigError if the file cannot be written.
-        """
+    def close(self) -> None:
+        """Saves the table to its file, whole or not at all. Raises ConfigError if that cannot be written."""
         if self._path is not None:
             self._table.save(self._path, fingerprint=self._fingerprint)
 
