@@ -162,6 +162,8 @@ def refusal(cls, options) -> str:
                     "least_reach ends drafts early, which would bias verification 'rejection': take coupled, or drop "
                     "it.",
                 ),
+                ({"table": ""}, "table must be the name of a file; got '': try 'recycle.npz'."),
+                ({"table": 3}, "table must be the name of a file; got 3: try 'recycle.npz'."),
                 ({"force": None}, "force must be True or False; got None: leave it out."),
                 ({"prefix_caching": 1}, "prefix_caching must be True or False or None; got 1: leave it out."),
             )
@@ -198,6 +200,7 @@ UNREAD = [
     *(("a.b:C", {}, name, value) for name, value in {**NEVER, **NGRAM, **TYPICAL}.items()),
     ("suffix", {}, "options", {"depth": 3}),
     ("recycle", {}, "store_tokens", 5),
+    *((method, {}, "table", "t.npz") for method in ("none", "auto", "suffix", "a.b:C")),
 ]
 
 

@@ -74,6 +74,15 @@ def test_built_in_methods() -> None:
     assert isinstance(create("recycle", verification="block"), RecycleDrafter)
 
 
+def test_a_table_is_of_the_targets_tokenizer(tmp_path) -> None:
+    table = tmp_path / "table.npz"
+    for _ in range(2):  # the second one reads what the first one saved
+        drafter = create("ngram+recycle", table=str(table))
+        assert drafter is not None
+        drafter.close()
+        assert np.load(table)["fingerprint"] == TARGET.tokenizer.fingerprint
+
+
 def test_trees_become_chains_under_rules_that_take_no_trees() -> None:
     text = np.array([5, 6, 7, 5, 6, 8, 5, 6], np.int32)  # 7 or 8 may follow
     view = RequestView("r", text, 2, SamplingParams(), seed=0, stream=0, attempt=0)

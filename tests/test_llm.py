@@ -184,6 +184,38 @@ def test_a_draft_model_of_another_vocabulary(tiny_llama: Path, smollm2) -> None:
     assert "; draft model with " in llm.model_card
 
 
+def test_what_recycle_learned_outlives_the_llm_in_a_file(tiny_llama: Path, tmp_path: Path) -> None:
+    small = EngineConfig(num_threads=1, cache=CacheConfig(kv_cache_memory=4 << 20))
+    recycle = {"method": "recycle", "table": str(tmp_path / "table.npz")}
+    outputs = []
+    for speculation in ("none", recycle, recycle):
+        with LLM(tiny_llama, config=small, speculation=speculation) as llm:
+            outputs += llm.generate("ab ab ab", SamplingParams(max_tokens=24, ignore_eos=True))
+    plain, cold, warm = outputs
+    assert plain.token_ids == cold.token_ids == warm.token_ids
+    assert warm.metrics.num_accepted_tokens > cold.metrics.num_accepted_tokens
+
+
+def test_a_closed_llm_takes_no_more_requests(tiny_llama: Path, tmp_path: Path) -> None:
+    small = EngineConfig(num_threads=1, cache=CacheConfig(kv_cache_memory=4 << 20))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    llm = LLM(tiny_llama, config=small, speculation={"method": "recycle", "table": str(folder / "table.npz")})
+    folder.rmdir()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        llm.close()
+    folder.mkdir()
+    assert llm.generate("ab", SamplingParams(max_tokens=2))[0].finished, "not closed, since nothing was saved"
+    llm.close()
+    (folder / "table.npz").unlink()
+    llm.close()
+    assert not list(folder.iterdir()), "closing again does nothing"
+    with pytest.raises(PromptError, match="this LLM is closed"):
+        llm.generate("ab")
+    with pytest.raises(PromptError, match="this LLM is closed"):
+        next(llm.stream("ab"))
+
+
 def test_a_stream_that_is_never_read_costs_nothing(llm: LLM) -> None:
     stream = llm.stream("Hello", SamplingParams(max_tokens=4))
     assert not llm.engine.has_unfinished

@@ -37,6 +37,7 @@ _READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only som
     "max_ngram": ("method", ("auto", "ngram")),
     "min_ngram": ("method", ("auto", "ngram")),
     "store_tokens": ("method", ("suffix",)),
+    "table": ("method", ("recycle",)),
     "model": ("method", ("draft_model",)),
     "width": ("method", ("draft_model",)),
     "least_reach": ("method", ("draft_model",)),
@@ -137,6 +138,7 @@ class SpeculationConfig:
     max_ngram: int = 4  # ngram: longest suffix that is looked up
     min_ngram: int = 2  # ngram: shortest
     store_tokens: int = 0  # suffix: tokens of past outputs that all requests draft from, too
+    table: str | None = None  # recycle: file that its table is read from and, at LLM.close, saved to; None = none
     model: str | None = None  # draft_model: catalog name, folder, GGUF file or hub id
     width: int = 1  # draft_model: children of a node; 1 = drafts are chains
     least_reach: float = LEAST_REACH  # draft_model: chance with which a node must be reached to be drafted
@@ -167,6 +169,8 @@ class SpeculationConfig:
                     f"try {_DRAFT_TOKENS.get(self.method, 8)}."
                 )
         at_least("store_tokens", self.store_tokens, 0, example=100_000)
+        if self.table is not None and not (isinstance(self.table, str) and self.table):
+            raise ConfigError(f"table must be the name of a file; got {self.table!r:.100}: try 'recycle.npz'.")
         at_least("min_ngram", self.min_ngram, 1)
         at_least("max_ngram", self.max_ngram, 1)
         if self.max_ngram < self.min_ngram:

@@ -112,7 +112,13 @@ def _suffix(order: _Order) -> Drafter:
 def _recycle(order: _Order) -> Drafter:
     from paceline.draft.recycle import RecycleDrafter
 
-    return RecycleDrafter(vocab_size=order.target.spec.vocab_size, chain=order.verifier.chains_only)
+    target, table = order.target, order.config.speculation.table
+    return RecycleDrafter(
+        vocab_size=target.spec.vocab_size,
+        chain=order.verifier.chains_only,
+        table=table,
+        fingerprint="" if table is None else target.tokenizer.fingerprint,
+    )
 
 
 def _layer_skip(order: _Order) -> Drafter:

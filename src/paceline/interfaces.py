@@ -81,8 +81,9 @@ class Noise(Protocol):
 class Drafter(Protocol):
     """Guesses what comes next. Cannot alter the text, only how fast it comes.
 
-    Derive from it and write `propose`; `observe` and `release` do nothing unless they are written, too. Speculation
-    finds it as method "package.module:Class", or by an entry point of the group `paceline.drafters` (docs/drafters.md).
+    Derive from it and write `propose`; `observe`, `release` and `close` do nothing unless they are written, too.
+    Speculation finds it as method "package.module:Class", or by an entry point of the group `paceline.drafters`
+    (docs/drafters.md).
     """
 
     name: str  # in metrics and messages
@@ -120,6 +121,9 @@ class Drafter(Protocol):
 
     def release(self, request_id: str) -> None:
         """The request is over, or preempted: forget what was kept for it."""
+
+    def close(self) -> None:
+        """The LLM is closed: save what is to be kept. Called again if it raised."""
 
 
 class Verifier(Protocol):

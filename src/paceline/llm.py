@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Self, TypeGuard, cast
 
 import numpy as np
 
@@ -40,6 +40,8 @@ Prompt = str | Sequence[int]
 
 class LLM:
     """A target model, optionally with a drafter, that completes prompts. Not for use from several threads at once.
+
+    `with LLM(...) as llm:` closes it at the end, which matters where a drafter saves something.
 
     model: a catalog name (`paceline models`), a folder of Hugging Face files, a GGUF file, a hub id, or a LoadedModel.
     speculation: what `SpeculationConfig.parse` reads, e.g. "ngram" or {"method": "draft_model", "model": "..."};
@@ -87,6 +89,22 @@ class LLM:
         if trace_file is not None:
             trace_file.write(TraceHeader(FORMAT, paceline.__version__, self.model_card, runners.settings(config)))
         self._deltas: dict[str, deque[Delta]] = {}
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Takes no more requests, and lets the drafter save what it keeps. Once it is closed, does nothing.
+
+        Raises ConfigError if the file of a drafter cannot be written; then it is not closed.
+        """
+        if not self._closed and self.engine.drafter is not None:
+            self.engine.drafter.close()
+        self._closed = True
 
     @property
     def lossless(self) -> bool:
@@ -211,6 +229,8 @@ class LLM:
         return [outputs[request_id] for request_id in request_ids]
 
     def _add(self, token_ids: list[int], text: str | None, params: SamplingParams, *, stream: bool) -> str:
+        if self._closed:
+            raise PromptError("this LLM is closed and takes no more requests: make another one.")
         request_id = self.engine.add_request(token_ids, params, prompt=text, stream=stream)
         self._deltas[request_id] = deque()
         return request_id

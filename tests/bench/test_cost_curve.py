@@ -11,6 +11,7 @@ from paceline.bench.cost_curve import Curve, measure
 from paceline.bench.passes import chain_pass, fill_context
 from paceline.draft.draft_model import DraftModelDrafter
 from paceline.draft.ngram import NgramDrafter
+from paceline.draft.recycle import RecycleDrafter
 from paceline.errors import ConfigError
 from paceline.testing import ScriptedDrafter, ToyModel
 
@@ -60,7 +61,8 @@ def test_drafts_follow_passes():
     runner = Recording()
     drafter = ScriptedDrafter(lambda view: runner.events.append("draft") or [1, 2, 3])
     curve = run(runner, drafter=drafter, draft_tokens=[1, 3], repeats=1)
-    assert runner.events[1:] == [5, 2, "draft", 1, "draft", 1, "draft", 2, "draft", 5]
+    assert runner.events[:2] == [40, 1], "the drafter is told of the context"
+    assert runner.events[2:] == [5, 2, "draft", 1, "draft", 1, "draft", 2, "draft", 5]
     assert [cost.tokens for cost in curve.draft] == [1, 3]
 
 
@@ -72,17 +74,45 @@ def test_prompt_lookup_has_something_to_copy():
 
 def test_a_draft_model_catches_up_once_and_is_released():
     model = Recording(num_blocks=8)
-    drafter = DraftModelDrafter(model, rule_needs_law=False, max_num_batched_tokens=64)
+    drafter = DraftModelDrafter(model, rule_needs_law=False, least_reach=0.0)
     run(ToyModel(), drafter=drafter, draft_tokens=[3], repeats=2)
     assert model.events == [40, 1, 1] + [1, 1, 1] * 2
     assert drafter.cache.num_allocatable("another", num_computed=0) == 8 * 16
 
 
-def test_a_drafter_that_drafts_less_is_refused():
-    with pytest.raises(ConfigError, match="scripted proposes 2 of 3 tokens after 40"):
-        run(ToyModel(), drafter=ScriptedDrafter(lambda view: [1, 2]), draft_tokens=[3])
-    with pytest.raises(ConfigError, match="ngram proposes 0 of 3 tokens after 1"):
-        run(ToyModel(), drafter=NgramDrafter(), draft_tokens=[3], context=1)
+def test_what_a_drafter_drafts_is_counted_not_what_it_may():
+    curve = run(ToyModel(), drafter=ScriptedDrafter(lambda view: [1, 2]), draft_tokens=[1, 3])
+    assert [(cost.tokens, cost.budget) for cost in curve.draft] == [(1, 1), (2, 3)]
+
+
+def test_recycle_has_read_the_context():
+    for context in (8, 90):
+        drafter = RecycleDrafter(vocab_size=4096)
+        curve = run(ToyModel(vocab_size=4096), drafter=drafter, draft_tokens=[1, 16], context=context)
+        assert [cost.tokens for cost in curve.draft] == [1, 16]
+
+
+def test_a_drafter_that_drafts_nothing_is_refused():
+    for method, drafter in (("ngram", NgramDrafter()), ("recycle", RecycleDrafter(vocab_size=32))):
+        with pytest.raises(ConfigError, match=f"the drafter {method} proposes nothing after 1 tokens"):
+            run(ToyModel(), drafter=drafter, draft_tokens=[3], context=1)
+
+
+def test_a_drafter_gets_the_hidden_states_that_it_wants():
+    class Seen(ToyModel):
+        def forward(self, batch, sampling=None):
+            hidden = {layer: np.zeros((len(batch.token_ids), 2)) for layer in batch.hidden_layers}
+            return replace(super().forward(replace(batch, hidden_layers=()), sampling), hidden=hidden)
+
+    class Learned(ScriptedDrafter):
+        hidden_layers = (0, "final")
+
+        def observe(self, views, drafts, verdicts, *, hidden, starts, successors):
+            assert set(hidden) == set(self.hidden_layers)
+            assert starts.tolist() == [0, len(hidden[0])] == [0, 1]
+            assert (len(views[0].token_ids), views[0].num_computed) == (40, 39)
+
+    run(Seen(), drafter=Learned(lambda view: [1]), draft_tokens=[1])
 
 
 def test_a_context_without_room_is_refused():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.cost_curve import Cost, Curve
+from paceline.bench.cost_curve import Cost, Curve, DraftCost
 from paceline.bench.equality import Divergence, Equality
 from paceline.bench.report import summarize
 from paceline.bench.runner import Measurement, Sample
@@ -61,7 +61,10 @@ MEASURED = summarize(
     )
 )
 PROFILED = curve_json(
-    Curve((Cost(1, 2.0, 1.0, 3.0),), (Cost(1, 2.0, 1.0, 3.0),)), runner=ToyModel(), bandwidth=1.0, drafter="ngram"
+    Curve((Cost(1, 2.0, 1.0, 3.0),), (DraftCost(1, 2.0, 1.0, 3.0, 4),)),
+    runner=ToyModel(),
+    bandwidth=1.0,
+    drafter="ngram",
 )
 VERIFIED = equality_json(Equality(1, 2, (Divergence("p", 0, 1, 2, 0.5, False),), True))
 

@@ -24,7 +24,8 @@ def invoke(*args, exit_code=0):
 def test_json(tiny_llama):
     value = json.loads(invoke(tiny_llama, *SHORT, "--tokens", "4, 1,2,1", "--json").stdout)
     assert [cost["tokens"] for cost in value["target"]] == [1, 2, 4]
-    assert [(cost["drafter"], cost["tokens"]) for cost in value["drafters"]] == [("ngram", 1), ("ngram", 3)]
+    drafts = [(cost["drafter"], cost["tokens"], cost["budget"]) for cost in value["drafters"]]
+    assert drafts == [("ngram", 1, 1), ("ngram", 3, 3)]
     for cost in (*value["target"], *value["drafters"]):
         assert 0 < cost["low_ms"] <= cost["ms"] <= cost["high_ms"]
     assert value["floor_ms"] == pytest.approx(value["weight_bytes"] / value["bandwidth_gb_s"] * 1e-6)
@@ -45,6 +46,20 @@ def test_table(tiny_llama):
     assert "1.00x" in output
     assert "ngram drafts 5 in" in output
     assert "floor" in output
+
+
+@pytest.mark.parametrize("method", ["recycle", "suffix", "ngram+recycle"])
+def test_a_drafter_may_draft_less_than_it_is_allowed(tiny_llama, tmp_path, method):
+    value = json.loads(invoke(tiny_llama, *SHORT, "--tokens", "1,3,40", "--speculation", method, "--json").stdout)
+    assert [cost["budget"] for cost in value["drafters"]] == [2, 16]
+    assert all(0 < cost["tokens"] <= cost["budget"] for cost in value["drafters"])
+
+
+def test_a_table_is_not_written(tiny_llama, tmp_path):
+    table = tmp_path / "table.npz"
+    speculation = json.dumps({"method": "recycle", "table": str(table)})
+    invoke(tiny_llama, *SHORT, "--tokens", "1,3", "--speculation", speculation)
+    assert not table.exists()
 
 
 def test_no_drafter_is_no_drafts(tiny_llama):

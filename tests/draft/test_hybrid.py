@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline import LLM, CacheConfig, EngineConfig, SamplingParams
 from paceline.draft.hybrid import HybridDrafter, TrackRecord
 from paceline.draft.ngram import NgramDrafter
-from paceline.errors import DraftMismatchError
+from paceline.errors import ConfigError, DraftMismatchError
 from paceline.testing import ScriptedDrafter
 from paceline.types import Draft, DraftLaw, RequestView, Verdict
 from toy_engine import PROMPT, TOKENIZER, make_engine, oracle, run
@@ -251,6 +251,21 @@ def test_a_list_of_the_wrong_length_names_its_drafter() -> None:
     bad.propose = lambda views, budgets: []  # type: ignore[method-assign]
     with pytest.raises(DraftMismatchError, match="'bad' must return a list of 1 drafts"):
         HybridDrafter([bad], vocab_size=V).propose([view()], [4])
+
+
+def test_closing_reaches_every_drafter_also_when_one_fails() -> None:
+    closed: list[str] = []
+
+    class Closing(Scripted):
+        def close(self) -> None:
+            closed.append(self.name)
+            if self.name == "full":
+                raise ConfigError("no room")
+
+    names = ["first", "full", "last"]
+    with pytest.raises(ConfigError, match="no room"):
+        HybridDrafter([Closing(name, lambda _: [5]) for name in names], vocab_size=V).close()
+    assert sorted(closed) == sorted(names)
 
 
 class LastToken(ScriptedDrafter):

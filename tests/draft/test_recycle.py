@@ -175,25 +175,28 @@ def test_chain_is_the_best_path_only():
 
 def test_the_table_outlives_the_drafter_in_a_file(tmp_path):
     path = tmp_path / "table.npz"
-    drafter = learned(5, path=path, fingerprint="abc", least_reach=0.0)
-    drafter.save()
+    drafter = learned(5, table=path, fingerprint="abc", least_reach=0.0)
+    drafter.close()
     expected = propose(drafter, [1, 2], 20)
-    read = RecycleDrafter(vocab_size=V, path=path, fingerprint="abc", least_reach=0.0)
-    got = propose(read, [1, 2], 20)
+    got = propose(RecycleDrafter(vocab_size=V, table=path, fingerprint="abc", least_reach=0.0), [1, 2], 20)
     assert expected is not None
     assert got is not None
     assert paths(got) == paths(expected)
 
 
-def test_without_a_path_nothing_is_saved(tmp_path, monkeypatch):
+def test_without_a_file_nothing_is_saved(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    learned(5).save()
+    learned(5).close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_path_in_no_folder_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="create the folder"):
-        RecycleDrafter(vocab_size=V, path=tmp_path / "none" / "table.npz")
+def test_a_table_that_could_not_be_written_is_refused_at_once(tmp_path, monkeypatch):
+    for table in (tmp_path / "none" / "table.npz", tmp_path):
+        with pytest.raises(ConfigError, match="table must be a file in a folder that can be written to; got "):
+            RecycleDrafter(vocab_size=V, table=table)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match="create the folder, or give another name"):
+        RecycleDrafter(vocab_size=V, table=tmp_path / "table.npz")
 
 
 @pytest.mark.parametrize("chain", [False, True])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,10 +21,17 @@ _PERIOD = 64  # the context repeats itself, so that prompt lookup finds somethin
 class Cost:
     """Milliseconds of one pass, or of one draft, over the repeats."""
 
-    tokens: int  # of the pass; of the draft, root excluded
+    tokens: int  # of the pass; nodes of the draft
     ms: float  # median
     low_ms: float  # a quarter of the repeats took less
     high_ms: float  # a quarter took more
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCost(Cost):
+    """Of one draft."""
+
+    budget: int  # nodes that were allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,7 @@ class Curve:
     """All costs of one run."""
 
     target: tuple[Cost, ...]
-    draft: tuple[Cost, ...]
+    draft: tuple[DraftCost, ...]
 
 
 def measure(
@@ -46,11 +53,11 @@ def measure(
     advance: Callable[[], None] = lambda: None,
 ) -> Curve:
     """Costs of target passes over each number of `tokens` after `context` computed ones, every row sampled greedily as
-    in verification, and of the drafter's `draft_tokens`, at most as many. One round of all of them is a repeat, so that
-    they meet the same machine; `advance` is called after each round. The runner's K/V pool must be free: its contents
-    are lost.
+    in verification, and of drafts with each budget of `draft_tokens`, of which there are at most as many. One round of
+    all of them is a repeat, so that they meet the same machine; `advance` is called after each round. The runner's K/V
+    pool must be free: its contents are lost.
 
-    Raises ConfigError where the context has no room, or where the drafter drafts less than it was asked for.
+    Raises ConfigError where the context has no room, or where the drafter drafts nothing.
     """
     if context + max(tokens) > runner.max_model_len:
         raise ConfigError(
@@ -62,11 +69,20 @@ def measure(
     known = np.resize(repeated, context + max(tokens))
     fill_context(runner, known[:context])
     passes = [_pass(runner, known[context : context + count], context) for count in tokens]
-    drafts = [_draft(drafter, known[:context], count, runner=runner) for count in draft_tokens] if drafter else []
+    drafts: list[_Proposal] = []
+    if drafter is not None:
+        view = _tell(drafter, known[:context], runner=runner)
+        drafts = [_Proposal(drafter, view, budget) for budget in draft_tokens]
     pass_times, draft_times = _interleaved(passes, drafts, repeats=repeats, advance=advance)
     if drafter is not None:
         drafter.release(_REQUEST)
-    return Curve(target=_costs(tokens, pass_times), draft=_costs(draft_tokens, draft_times))
+    return Curve(
+        target=tuple(Cost(count, *_quartiles(times)) for count, times in zip(tokens, pass_times, strict=True)),
+        draft=tuple(
+            DraftCost(own.num_nodes, *_quartiles(times), own.budget)
+            for own, times in zip(drafts, draft_times, strict=True)
+        ),
+    )
 
 
 def _pass(runner: Runner, token_ids: np.ndarray, context: int) -> Callable[[], None]:
@@ -80,9 +96,28 @@ def _pass(runner: Runner, token_ids: np.ndarray, context: int) -> Callable[[], N
     return forward
 
 
-def _draft(drafter: Drafter, token_ids: np.ndarray, count: int, *, runner: Runner) -> Callable[[], None]:
+@dataclass(slots=True)
+class _Proposal:
     """Always the same draft after known tokens whose last one is pending. A draft model has the context's K/V from the
     warm-up, and one token to catch up with."""
+
+    drafter: Drafter
+    view: RequestView
+    budget: int
+    num_nodes: int = 0
+
+    def __call__(self) -> None:
+        [draft] = self.drafter.propose([self.view], [self.budget])
+        if draft is None or not len(draft):
+            raise ConfigError(
+                f"the drafter {self.drafter.name} proposes nothing after {len(self.view.token_ids)} tokens: change "
+                "--context, or leave it out with --speculation none."
+            )
+        self.num_nodes = len(draft)
+
+
+def _tell(drafter: Drafter, token_ids: np.ndarray, *, runner: Runner) -> RequestView:
+    """The drafter gets to know the context as a prompt of which the last token was still pending."""
     known = len(token_ids)
     view = RequestView(
         _REQUEST,
@@ -95,17 +130,10 @@ def _draft(drafter: Drafter, token_ids: np.ndarray, count: int, *, runner: Runne
         num_computed=known - 1,
         block_table=np.arange(runner.kv.num_blocks, dtype=np.int32),
     )
-
-    def propose() -> None:
-        [draft] = drafter.propose([view], [count])
-        if draft is None or len(draft) < count:
-            found = 0 if draft is None else len(draft)
-            raise ConfigError(
-                f"the drafter {drafter.name} proposes {found} of {count} tokens after {len(token_ids)}: change "
-                "--context, or leave it out with --speculation none."
-            )
-
-    return propose
+    last = chain_pass(token_ids[-1:], context=known - 1, block_size=runner.kv.block_size, all_rows=False)
+    hidden = runner.forward(replace(last, hidden_layers=drafter.hidden_layers)).hidden
+    drafter.observe([view], [None], [None], hidden=hidden, starts=last.query_starts, successors=[None])
+    return view
 
 
 def _interleaved(
@@ -138,6 +166,7 @@ def _milliseconds(call: Callable[[], None]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def _costs(counts: Sequence[int], times: Sequence[Sequence[float]]) -> tuple[Cost, ...]:
-    quartiles = np.percentile(np.reshape(times, (len(counts), -1)), (50, 25, 75), axis=1).T if counts else ()
-    return tuple(Cost(count, *map(float, own)) for count, own in zip(counts, quartiles, strict=True))
+def _quartiles(times: Sequence[float]) -> tuple[float, float, float]:
+    """Median, lower and upper quartile."""
+    median, low, high = np.percentile(times, (50, 25, 75)).tolist()
+    return median, low, high

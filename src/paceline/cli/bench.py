@@ -81,32 +81,32 @@ def bench(
 
     from paceline.llm import LLM
 
-    llm = LLM(model, config=config, progress=True)
-    note(llm.model_card)
-    with progress_bar("measuring", total=len(MODES) * repeats * len(chosen)) as advance:
-        measurement = measure(
-            llm, chosen, params=params, concurrency=concurrency, repeats=repeats, observe=lambda _: advance()
-        )
-    report = summarize(measurement) | {
-        "model": llm.model_card,
-        "settings": {
-            "prompts": len(chosen),
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "seed": seed,
-            "ignore_eos": ignore_eos,
-            "concurrency": concurrency,
-            "repeats": repeats,
-            **runners.settings(llm.config),
-        },
-        "environment": describe_environment(),
-    }
-    if as_json:
-        print_json(report)
-    else:
-        _print(report)
-    if save is not None:
-        Path(save).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    with LLM(model, config=config, progress=True) as llm:
+        note(llm.model_card)
+        with progress_bar("measuring", total=len(MODES) * repeats * len(chosen)) as advance:
+            measurement = measure(
+                llm, chosen, params=params, concurrency=concurrency, repeats=repeats, observe=lambda _: advance()
+            )
+        report = summarize(measurement) | {
+            "model": llm.model_card,
+            "settings": {
+                "prompts": len(chosen),
+                "max_tokens": max_tokens,
+                "temperature": temperature,
+                "seed": seed,
+                "ignore_eos": ignore_eos,
+                "concurrency": concurrency,
+                "repeats": repeats,
+                **runners.settings(llm.config),
+            },
+            "environment": describe_environment(),
+        }
+        if as_json:
+            print_json(report)
+        else:
+            _print(report)
+        if save is not None:
+            Path(save).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 
 

@@ -61,12 +61,12 @@ def chat(
 
     from paceline.llm import LLM
 
-    llm = LLM(model, config=config, progress=True, trace=trace)
-    if not llm.tokenizer.has_chat_template:
-        raise ConfigError(f"{model} has no chat template: use `paceline generate`, or an instruct model.")
-    note(llm.model_card)
-    note("/reset forgets the conversation, /exit leaves; Ctrl-C stops an answer.")
-    Conversation(llm, params, system=system).run()
+    with LLM(model, config=config, progress=True, trace=trace) as llm:
+        if not llm.tokenizer.has_chat_template:
+            raise ConfigError(f"{model} has no chat template: use `paceline generate`, or an instruct model.")
+        note(llm.model_card)
+        note("/reset forgets the conversation, /exit leaves; Ctrl-C stops an answer.")
+        Conversation(llm, params, system=system).run()
     return 0
 
 

@@ -84,12 +84,12 @@ def generate(
 
     from paceline.llm import LLM
 
-    llm = LLM(model, config=config, progress=True, trace=trace)
-    note(llm.model_card)
-    output = _run(llm, _input(llm, text, raw=raw, system=system), params, live=not as_json)
-    if as_json:
-        print_json(output_json(output))
-    note(statistics_line(output))
+    with LLM(model, config=config, progress=True, trace=trace) as llm:
+        note(llm.model_card)
+        output = _run(llm, _input(llm, text, raw=raw, system=system), params, live=not as_json)
+        if as_json:
+            print_json(output_json(output))
+        note(statistics_line(output))
     return 0
 
 

@@ -41,7 +41,8 @@ def profile(
 
     This curve is what speculation lives on: a draft of n tokens pays once a pass yields more tokens than a pass over
     1 + n costs passes over one. Every row is sampled greedily, as verification does; rounds over all sizes alternate
-    their order. The floor is the weights' bytes over the read bandwidth measured in the same run.
+    their order. The floor is the weights' bytes over the read bandwidth measured in the same run. The drafter is timed
+    with drafts of as many nodes as it finds in a text that repeats itself, which may be fewer than it is allowed.
     """
     at_least("--context", context, 1, example=256)
     at_least("--repeats", repeats, 1, example=15)
@@ -64,7 +65,7 @@ def profile(
 
     from paceline.llm import LLM
 
-    llm = LLM(model, config=config, progress=True)
+    llm = LLM(model, config=config, progress=True)  # not closed: what its drafter sees here is not worth saving
     note(llm.model_card)
     drafter = llm.engine.drafter
     bandwidth = _bandwidth(llm.runner, config)
@@ -140,8 +141,9 @@ def _print(report: dict[str, Any]) -> None:
     console = Console()
     console.print(table)
     for cost in report["drafters"]:
+        asked = f" of {cost['budget']}" if cost["tokens"] < cost["budget"] else ""
         console.print(
-            f"{cost['drafter']} drafts {cost['tokens']} in {cost['ms']:.3f} ms "
+            f"{cost['drafter']} drafts {cost['tokens']}{asked} in {cost['ms']:.3f} ms "
             f"({cost['low_ms']:.3f} to {cost['high_ms']:.3f})",
             highlight=False,
         )

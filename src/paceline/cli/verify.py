@@ -69,14 +69,14 @@ def verify(
 
     from paceline.llm import LLM
 
-    llm = LLM(model, config=config, progress=True, trace=trace)
-    note(llm.model_card)
-    with progress_bar("verifying", total=len(chosen)) as advance:
-        equality = compare(llm, chosen, params=params, batch_size=concurrency, advance=advance)
-    if as_json:
-        print_json(equality_json(equality))
-    else:
-        _print(equality)
+    with LLM(model, config=config, progress=True, trace=trace) as llm:
+        note(llm.model_card)
+        with progress_bar("verifying", total=len(chosen)) as advance:
+            equality = compare(llm, chosen, params=params, batch_size=concurrency, advance=advance)
+        if as_json:
+            print_json(equality_json(equality))
+        else:
+            _print(equality)
     return 0 if equality.holds else 1
 
 

@@ -9,20 +9,19 @@ import numpy as np
 
 from paceline.cache.manager import CacheManager
 from paceline.draft.draft_pass import (
+    NUM_CANDIDATES,
     Candidates,
     DraftJob,
     DraftState,
     Part,
-    chain_adjustments,
     next_parts,
     pack,
-    row_sampling,
 )
-from paceline.draft.draft_tree import DraftTree, next_trees, pack_trees, tree_adjustments
+from paceline.draft.draft_tree import DraftTree, next_trees, pack_trees
+from paceline.draft.row_sampling import NextRow, SamplingState, sample_next
 from paceline.draft.shared_vocabulary import DraftVocabulary, SharedVocabulary
 from paceline.interfaces import Drafter, Runner
-from paceline.sampling.processors import PenaltyState, allowed_mask
-from paceline.types import Draft, DraftLaw, RequestView
+from paceline.types import Draft, DraftLaw, RequestView, RowSampling
 
 
 class DraftModelDrafter(Drafter):
@@ -111,33 +110,20 @@ class DraftModelDrafter(Drafter):
         if copies:  # a block of guesses that another request also made, and found here
             self._runner.move(*self.cache.copy_slots(copies))
         state.computed = state.computed[:start]  # all that holds if a pass is interrupted
-        if state.penalties.active:
-            state.penalties.append(view.token_ids[state.num_noted :].tolist())
-        state.num_noted = len(view.token_ids)
+        state.sampling.follow(view.token_ids)
         tokens = np.empty(len(known) + (num_draft if self._width == 1 else 1), dtype=np.int32)
         tokens[: len(known)] = known
         return DraftJob(view, state, tokens, start, len(known), num_draft)
 
     def _new_state(self, view: RequestView, known: np.ndarray) -> DraftState:
-        size = self._vocabulary.size
-        prompt = view.token_ids[: view.prompt_length]
-        penalties = PenaltyState(view.params, prompt, eos_ids=self._eos_ids, vocab_size=size)
+        sampling = SamplingState(view, eos_ids=self._eos_ids, vocab_size=self._vocabulary.size)
         num_cached = self.cache.match_prefix(view.request_id, known)
-        allowed = allowed_mask(view.params, vocab_size=size)
-        return DraftState(known[:num_cached].copy(), penalties, view.prompt_length, allowed)
+        return DraftState(known[:num_cached].copy(), sampling)
 
     def _run(self, parts: list[Part]) -> None:
         """One pass; samples the next token of every job whose pending tokens are all in it."""
         sampled = [job for job, count in parts if count == job.pending]
-        sampling = None
-        if sampled:
-            sampling = row_sampling(
-                sampled,
-                positions=[len(job.view.token_ids) + len(job.drafted) for job in sampled],
-                adjustments=chain_adjustments(sampled),
-                token_map=self._vocabulary.token_map,
-                want_laws=self._rule_needs_law,
-            )
+        sampling = self._sample([job.next_row for job in sampled]) if sampled else None
         output = self._runner.forward(pack(parts, self.cache), sampling)
         for job, count in parts:
             job.num_computed += count
@@ -162,6 +148,14 @@ class DraftModelDrafter(Drafter):
             drafted = [*job.drafted, token_id]
             job.draft(drafted if self._rule_needs_law else self._vocabulary.respell(job.view, drafted), chance)
 
+    def _sample(self, rows: list[NextRow]) -> RowSampling:
+        return sample_next(
+            rows,
+            rule_needs_law=self._rule_needs_law,
+            token_map=self._vocabulary.token_map,
+            num_candidates=0 if self._rule_needs_law else NUM_CANDIDATES,
+        )
+
     def _finish(self, job: DraftJob) -> Draft | None:
         self.cache.commit(job.view.request_id, job.tokens, job.num_computed)
         job.state.computed = job.tokens[: job.num_computed]
@@ -181,18 +175,7 @@ class DraftModelDrafter(Drafter):
         """One pass over the next level of each tree."""
         parts = [tree.part() for tree in trees]
         own_ids = [np.array([self._vocabulary.own_id(t) for t in p.token_ids.tolist()], np.int32) for p in parts]
-        depths = [tree.depths(part)[-len(tree.level) :] for tree, part in zip(trees, parts, strict=True)]
-        sampling = row_sampling(
-            [tree.job for tree in trees for _ in tree.level],
-            positions=[
-                len(tree.job.view.token_ids) + 1 + int(depth)
-                for tree, own in zip(trees, depths, strict=True)
-                for depth in own
-            ],
-            adjustments=tree_adjustments(trees),
-            token_map=self._vocabulary.token_map,
-            want_laws=False,
-        )
+        sampling = self._sample([row for tree in trees for row in tree.next_rows()])
         output = self._runner.forward(pack_trees(trees, own_ids, self.cache), sampling)
         row = 0
         for tree in trees:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from paceline.cache.manager import CacheManager
-from paceline.sampling.noise import DRAFT, SAMPLE, purpose_word
-from paceline.sampling.processors import PenaltyState, RowAdjustments, pack_adjustments
-from paceline.types import Adjustments, Draft, ForwardBatch, ForwardOutput, RequestView, RowSampling, TokenMap
+from paceline.draft.row_sampling import NextRow, SamplingState
+from paceline.types import ForwardBatch, ForwardOutput, RequestView
 
 NUM_CANDIDATES = 8  # of a row, in order to tell how clearly the best of them wins
 
@@ -43,9 +41,7 @@ class DraftState:
     """What is kept for a request between calls."""
 
     computed: np.ndarray  # the model's tokens whose K/V is in the cache
-    penalties: PenaltyState
-    num_noted: int  # known tokens of the target that the penalties have seen
-    allowed: np.ndarray | None  # [ceil(V/8)] uint8 bit mask, None = all tokens
+    sampling: SamplingState
 
 
 @dataclass(slots=True)
@@ -67,6 +63,10 @@ class DraftJob:
     def pending(self) -> int:
         """Tokens to compute before the next one can be sampled; 0 when the draft is complete."""
         return self.length - self.num_computed if self.length < len(self.tokens) else 0
+
+    @property
+    def next_row(self) -> NextRow:
+        return NextRow(self.view, self.state.sampling, self.drafted)
 
     @property
     def reach(self) -> float:
@@ -122,51 +122,3 @@ def pack(parts: list[Part], cache: CacheManager) -> ForwardBatch:
         ancestors=[None] * len(parts),
         logit_rows=(ends[through] - 1).astype(np.int32),
     )
-
-
-def row_sampling(
-    jobs: list[DraftJob],
-    *,
-    positions: list[int],
-    adjustments: Adjustments | None,
-    token_map: TokenMap | None,
-    want_laws: bool,
-) -> RowSampling:
-    """How rows of these jobs, some perhaps of the same, are drawn for the tokens at positions of the target's text.
-
-    As the target would, with its noise, and with candidates; where laws are wanted with words of their own and without.
-    """
-    params = [job.view.params for job in jobs]
-    allowed = None
-    if masks := [job.state.allowed for job in jobs if job.state.allowed is not None]:
-        everything = np.full_like(masks[0], 0xFF)
-        allowed = np.stack([everything if job.state.allowed is None else job.state.allowed for job in jobs])
-    purposes = [purpose_word(DRAFT, job.view.attempt) if want_laws else purpose_word(SAMPLE) for job in jobs]
-    return RowSampling(
-        temperature=np.array([p.temperature for p in params], dtype=np.float32),
-        top_k=np.array([p.top_k for p in params], dtype=np.int32),
-        top_p=np.array([p.top_p for p in params], dtype=np.float32),
-        min_p=np.array([p.min_p for p in params], dtype=np.float32),
-        seed=np.array([job.view.seed for job in jobs], dtype=np.uint64),
-        stream=np.array([job.view.stream for job in jobs], dtype=np.uint32),
-        position=np.array(positions, dtype=np.uint32),
-        purpose=np.array(purposes, dtype=np.uint32),
-        adjustments=adjustments,
-        allowed=allowed,
-        token_map=token_map,
-        num_candidates=0 if want_laws else NUM_CANDIDATES,
-        want_laws=want_laws,
-    )
-
-
-def chain_adjustments(jobs: list[DraftJob]) -> Adjustments | None:
-    """Bias, bans and penalties of each job's next token, with what is drafted so far as history."""
-    rows = [adjusted_rows(job, Draft.chain(job.drafted, source=""))[-1] for job in jobs]
-    return None if all(row is None for row in rows) else pack_adjustments(rows)
-
-
-def adjusted_rows(job: DraftJob, draft: Draft) -> Sequence[RowAdjustments | None]:
-    """Adjustments of the root's row and of each node's, None where the request asks for none."""
-    if not job.state.penalties.active:
-        return [None] * (1 + len(draft))
-    return job.state.penalties.rows(draft, num_output=len(job.view.token_ids) - job.view.prompt_length)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.cache.manager import CacheManager
-from paceline.draft.draft_pass import Candidates, DraftJob, adjusted_rows
-from paceline.sampling.processors import RowAdjustments, pack_adjustments
-from paceline.types import Adjustments, Draft, ForwardBatch
+from paceline.draft.draft_pass import Candidates, DraftJob
+from paceline.draft.row_sampling import NextRow
+from paceline.types import Draft, ForwardBatch
 
 
 class DraftTree:
@@ -44,6 +44,10 @@ class DraftTree:
         self.computed += self.level
         self._choose()
 
+    def next_rows(self) -> list[NextRow]:
+        """The rows of the level, each after the path to its node."""
+        return [NextRow(self.job.view, self.job.state.sampling, self._path(node)) for node in self.level]
+
     def part(self) -> Draft:
         """The nodes of the next pass."""
         return self._draft([*self.computed, *self.level], source="")
@@ -71,6 +75,14 @@ class DraftTree:
         """The nodes of the draft; a parent comes before its children, which it is at least as likely as."""
         likely = [node for node, reach in enumerate(self._reach) if reach >= self._least_reach]
         return sorted(likely, key=self._reach.__getitem__, reverse=True)[: self._budget]
+
+    def _path(self, node: int) -> list[int]:
+        """Tokens [k] from the root's child to the node."""
+        tokens: list[int] = []
+        while node >= 0:
+            tokens.append(self._tokens[node])
+            node = self._parents[node]
+        return tokens[::-1]
 
     def _choose(self) -> None:
         done, room = set(self.computed), self._budget - 1 - len(self.computed)  # the last node needs no row
@@ -115,14 +127,6 @@ def pack_trees(trees: list[DraftTree], own_ids: list[np.ndarray], cache: CacheMa
             [np.arange(end - len(tree.level), end, dtype=np.int32) for end, tree in zip(ends, trees, strict=True)]
         ),
     )
-
-
-def tree_adjustments(trees: list[DraftTree]) -> Adjustments | None:
-    """Bias, bans and penalties of the rows of the trees' levels, each with its own path as history."""
-    rows: list[RowAdjustments | None] = []
-    for tree in trees:
-        rows += adjusted_rows(tree.job, tree.part())[-len(tree.level) :]
-    return None if all(row is None for row in rows) else pack_adjustments(rows)
 
 
 def _ancestors(part: Draft) -> np.ndarray:

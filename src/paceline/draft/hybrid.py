@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,11 @@ class HybridDrafter(Drafter):
     def release(self, request_id: str) -> None:
         for drafter in self._drafters:
             drafter.release(request_id)
+
+    def close(self) -> None:
+        with ExitStack() as stack:  # one that fails keeps no other from closing
+            for drafter in self._drafters:
+                stack.callback(drafter.close)
 
     def _ask(self, drafter: Drafter, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         drafts = drafter.propose(views, budgets)

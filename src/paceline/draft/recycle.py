@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ class RecycleDrafter(Drafter):
     rank and the kind of its row; these rates rank the paths and are the confidence of the nodes.
 
     vocab_size: the target's. chain: propose only the likeliest path, for rules that take no trees. least_reach: the
-    chance with which a node must be reached to be proposed. path: a file that `save` writes; read here if it is there.
-    fingerprint: of the tokenizer, for which a file is good.
-    Raises ConfigError for a file that is damaged, or of another tokenizer or vocabulary.
+    chance with which a node must be reached to be proposed. table: a file that `close` writes; read here if it is
+    there. fingerprint: of the tokenizer, for which a file is good.
+    Raises ConfigError for a file that is damaged, or of another tokenizer or vocabulary, or that could not be written.
     Source: Luo et al. 2024 (arXiv 2408.08696); pairs, prompts and rates are ours (docs/design-notes.md).
     """
 
@@ -41,17 +42,21 @@ class RecycleDrafter(Drafter):
         vocab_size: int,
         chain: bool = False,
         least_reach: float = 0.15,
-        path: str | Path | None = None,
+        table: str | Path | None = None,
         fingerprint: str = "",
     ) -> None:
         self._chain = chain
         self._least_reach = least_reach
-        self._path = None if path is None else Path(path)
+        self._path = None if table is None else Path(table)
         self._fingerprint = fingerprint
         self._table = SuccessorTable(vocab_size=vocab_size, width=self.num_successors)
         if self._path is not None:
-            if not self._path.parent.is_dir():
-                raise ConfigError(f"path must lie in a folder that exists; got {str(self._path)!r}: create the folder.")
+            folder = self._path.parent
+            if self._path.is_dir() or not (folder.is_dir() and os.access(folder, os.W_OK)):
+                raise ConfigError(
+                    f"table must be a file in a folder that can be written to; got {str(self._path)!r}: create the "
+                    "folder, or give another name."
+                )
             if self._path.exists():
                 self._table.load(self._path, fingerprint=fingerprint)
         self._read: set[str] = set()  # requests whose prompts are in the table
@@ -79,11 +84,8 @@ class RecycleDrafter(Drafter):
     def release(self, request_id: str) -> None:
         self._read.discard(request_id)
 
-    def save(self) -> None:
-        """Writes the table to `path`, whole or not at all; does nothing without one. For who closes the engine to call.
-
-        Raises ConfigError if the file cannot be written.
-        """
+    def close(self) -> None:
+        """Saves the table to its file, whole or not at all. Raises ConfigError if that cannot be written."""
         if self._path is not None:
             self._table.save(self._path, fingerprint=self._fingerprint)
 

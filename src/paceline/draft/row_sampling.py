@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.sampling.noise import DRAFT, SAMPLE, purpose_word
 from paceline.sampling.processors import PenaltyState, RowAdjustments, allowed_mask, pack_adjustments
-from paceline.types import Adjustments, Draft, RequestView, RowSampling
+from paceline.types import Adjustments, Draft, RequestView, RowSampling, TokenMap
 
 
 class SamplingState:
@@ -37,12 +37,16 @@ class NextRow:
 
     view: RequestView
     state: SamplingState
-    drafted: np.ndarray  # [k] int32, the draft so far
+    drafted: np.ndarray | list[int]  # [k], the draft on the way to it
 
 
-def sample_next(rows: Sequence[NextRow], *, rule_needs_law: bool) -> RowSampling:
+def sample_next(
+    rows: Sequence[NextRow], *, rule_needs_law: bool, token_map: TokenMap | None = None, num_candidates: int = 0
+) -> RowSampling:
     """How each row is drawn: with the very noise that the target uses, which makes the two agree most often. Where the
     rule wants to know what the tokens were sampled from, the laws are asked for and the words are the draft's own.
+
+    token_map: the target's ids of a model that has others. num_candidates: of each row, to be told with their scores.
     """
     params = [row.view.params for row in rows]
     if rule_needs_law:
@@ -60,6 +64,8 @@ def sample_next(rows: Sequence[NextRow], *, rule_needs_law: bool) -> RowSampling
         purpose=np.array(purposes, dtype=np.uint32),
         adjustments=_adjustments(rows),
         allowed=_allowed([row.state.allowed for row in rows]),
+        token_map=token_map,
+        num_candidates=num_candidates,
         want_laws=rule_needs_law,
     )
 

@@ -105,7 +105,7 @@ class SuccessorTable:
         except OSError as error:
             partial.unlink(missing_ok=True)
             raise ConfigError(
-                f"{path} cannot be written ({error.strerror}): make room, or give another path."
+                f"the table {path} cannot be written ({error.strerror}): make room, or give another path."
             ) from error
 
     def load(self, path: Path, *, fingerprint: str) -> None:
