@@ -87,7 +87,7 @@ def test_what_a_drafter_drafts_is_counted_not_what_it_may():
 
 def test_recycle_has_read_the_context():
     for context in (8, 90):
-        drafter = RecycleDrafter(vocab_size=4096)
+        drafter = RecycleDrafter(vocab_size=4096, least_reach=0.0)
         curve = run(ToyModel(vocab_size=4096), drafter=drafter, draft_tokens=[1, 16], context=context)
         assert [cost.tokens for cost in curve.draft] == [1, 16]
 
