@@ -9,19 +9,21 @@ import pytest
 
 from paceline.engine.self_test import SelfTest
 from paceline.errors import PacelineWarning
-from paceline.types import Draft, SamplingParams
+from paceline.types import Draft, SamplingParams, Verdict
 from toy_engine import PROMPT, make_engine, oracle, run
 
 PARAMS = SamplingParams(max_tokens=90, ignore_eos=True)
 
 
-def warned(accepted: list[int], draft: Draft) -> list[str]:
-    """The warnings after each draft that was accepted so far."""
+def warned(accepted: list[int], draft: Draft, *, num_requests: int = 1) -> list[str]:
+    """The warnings of steps in which each request's draft was accepted so far."""
     test = SelfTest("guess")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for num_accepted in accepted:
-            test.note(draft, num_accepted=num_accepted)
+            verdict = Verdict(tuple(range(num_accepted)), 0, "recovered")
+            test.note([None, draft], [verdict, None])  # a plain request, and a prompt that is not through: no matter
+            test.note([draft] * num_requests, [verdict] * num_requests)
     assert all(warning.category is PacelineWarning for warning in caught)
     return [str(warning.message) for warning in caught]
 
@@ -33,8 +35,14 @@ BUSH = Draft(np.arange(60, dtype=np.int32), np.full(60, -1, np.int32), source="g
 def test_a_drafter_that_is_never_right_is_reported_once() -> None:
     assert warned([0] * 31, CHAIN) == []
     [message] = warned([0] * 200, CHAIN)
-    assert message.startswith("the first 32 drafts of 'guess' had 0 of 160 tokens accepted, ")
+    assert message.startswith("over the first 32 steps with drafts 'guess' had 0 of 160 tokens accepted, ")
     assert "speculation none" in message
+
+
+def test_steps_count_and_not_the_drafts_of_all_requests() -> None:
+    assert warned([0] * 31, CHAIN, num_requests=8) == []
+    [message] = warned([0] * 32, CHAIN, num_requests=8)
+    assert "0 of 1280 tokens" in message
 
 
 def test_the_limit_is_two_percent() -> None:
@@ -51,7 +59,7 @@ def test_an_engine_warns_while_it_goes_on() -> None:
     plain = run(make_engine(), [PROMPT], PARAMS)[0]
     answer = [*PROMPT, *plain.token_ids]
     engine = make_engine(oracle(answer, wrong_at=frozenset(range(len(answer)))))
-    with pytest.warns(PacelineWarning, match="drafts of 'scripted'") as caught:
+    with pytest.warns(PacelineWarning, match="steps with drafts 'scripted' had 0 of") as caught:
         output = run(engine, [PROMPT], PARAMS)[0]
     assert len(caught) == 1
     assert output.token_ids == plain.token_ids

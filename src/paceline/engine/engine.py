@@ -283,9 +283,7 @@ class Engine:
     ) -> None:
         if self.drafter is None or self._self_test is None:
             return
-        for draft, verdict in zip(drafts, verdicts, strict=True):
-            if draft is not None and verdict is not None:
-                self._self_test.note(draft, num_accepted=len(verdict.path))
+        self._self_test.note(drafts, verdicts)
         views = [part.view(self.cache) for part in plan]
         self.controller.observe(views, drafts, verdicts)
         self.drafter.observe(
