@@ -59,7 +59,7 @@ class SuffixDrafter(Drafter):
         *,
         factor: float = 4.0,
         offset: float = 0.0,
-        min_probability: float = 0.2,
+        min_probability: float = 0.25,
         chain: bool = False,
         store_tokens: int = 0,
     ) -> None:
