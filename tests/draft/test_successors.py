@@ -31,7 +31,7 @@ rows = st.lists(
 )
 
 
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.lists(rows, min_size=1, max_size=4))
 def test_holds_the_latest_row_of_each_pair_and_of_each_token(passes):
     own, pairs, tokens = table(), {}, {}
@@ -45,7 +45,7 @@ def test_holds_the_latest_row_of_each_pair_and_of_each_token(passes):
                 assert own.look(b, t)[0] == pairs.get((b, t), tokens.get(t, UNKNOWN))
 
 
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 3), max_size=30), rows)
 def test_what_follows_in_a_text_comes_first(text, written):
     own = table()
