@@ -127,3 +127,20 @@ def test_sums_of_metrics():
     assert total.acceptance_rate == pytest.approx(6 / 11)
     assert total.acceptance_length == pytest.approx(1.6)
     assert (SpeculationMetrics().acceptance_rate, SpeculationMetrics().acceptance_length) == (0.0, 1.0)
+
+
+def test_nothing_is_drafted_below_an_end():
+    draft = Draft(
+        token_ids=np.array([5, 9, 6, 7, 9, 8], dtype=np.int32),
+        parents=np.array([-1, -1, 0, 1, 2, 4], dtype=np.int32),
+        confidence=np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4]),
+        source="a+b",
+        proposers=(("a",), ("b",), ("a", "b"), ("b",), ("a",), ("a",)),
+    )
+    cut = draft.cut_after(frozenset({9}))
+    assert cut.token_ids.tolist() == [5, 9, 6, 9]
+    assert cut.parents.tolist() == [-1, -1, 0, 2]
+    assert cut.confidence is not None
+    assert cut.confidence.tolist() == [0.9, 0.8, 0.7, 0.5]
+    assert cut.proposers == (("a",), ("b",), ("a", "b"), ("a",))
+    assert draft.cut_after(frozenset({1})) is draft

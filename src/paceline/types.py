@@ -171,6 +171,27 @@ class Draft:
     def is_chain(self) -> bool:
         return self.parents.tolist() == list(range(-1, len(self.parents) - 1))
 
+    def cut_after(self, ends: frozenset[int]) -> Draft:
+        """The draft without what stands below these tokens, as nothing follows where they end the text. No law."""
+        assert self.law is None, "a law's rows belong to all nodes"
+        ids = self.token_ids.tolist()
+        if ends.isdisjoint(ids):
+            return self
+        place = {-1: -1}  # of the nodes that have children or may, in the new draft
+        kept: list[int] = []
+        for node, parent in enumerate(self.parents.tolist()):
+            if parent in place:
+                if ids[node] not in ends:
+                    place[node] = len(kept)
+                kept.append(node)
+        return Draft(
+            token_ids=self.token_ids[kept],
+            parents=np.array([place[parent] for parent in self.parents[kept].tolist()], dtype=np.int32),
+            confidence=None if self.confidence is None else self.confidence[kept],
+            source=self.source,
+            proposers=None if self.proposers is None else tuple(self.proposers[node] for node in kept),
+        )
+
     @classmethod
     def chain(cls, token_ids: np.ndarray | list[int], *, source: str, law: DraftLaw | None = None) -> Draft:
         """A tree of width one over token_ids [N]."""

@@ -23,8 +23,8 @@ Prompts = Annotated[str, typer.Option(help="Prompt file: JSON lines with id, cat
 Speculation = Annotated[
     str,
     typer.Option(
-        help="none, auto, ngram, suffix, recycle, several joined by + (suffix+recycle), a plug-in's "
-        'package.module:Class, or JSON such as {"method": "ngram", "num_speculative_tokens": 5}.',
+        help="none, auto, ngram, suffix, recycle, layer_skip, several joined by + (suffix+recycle), a plug-in's "
+        'package.module:Class, or JSON, which draft_model needs: {"method": "draft_model", "model": "NAME"}.',
         metavar="JSON",
     ),
 ]

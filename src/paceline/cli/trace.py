@@ -34,8 +34,8 @@ def trace(
     """Show a trace: the text in the colours of its tokens' origins, then each step and its draft.
 
     A line of a tree is a drafted token: + accepted, x rejected (the target sampled something else), . never reached;
-    then the target's probability of it, before sampling parameters; [the drafter's confidence]; the drafters, where
-    there are several; and -> what the target would have sampled next, where no node holds it. The final token is
+    then the target's probability of it, before sampling parameters; in brackets the drafter's confidence; the drafters,
+    where there are several; and -> what the target would have sampled next, where no node holds it. The final token is
     marked ! recovered, * bonus or = plain.
     """
     from rich.console import Console
@@ -180,7 +180,7 @@ def _legend(console: Console) -> Text:
     for origin, style in ORIGIN_STYLES.items():
         mark = MARKS[origin]
         legend.append(f"{{{mark}{origin}{mark}}}" if _colourless(console) else origin, style).append(", ")
-    return legend.append("the rest without a draft; steps: x rejected, . not reached")
+    return legend.append("the rest without a draft (=); steps: x rejected, . not reached; probability [confidence]")
 
 
 def _show(console: Console, lines: list[Text] | Iterator[Text]) -> None:

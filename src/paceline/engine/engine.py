@@ -201,7 +201,8 @@ class Engine:
             if draft is not None:
                 check_draft(draft, drafter=drafter, budget=budgets[k], vocab_size=vocab_size, chains_only=chains_only)
             if draft is not None and len(draft):
-                drafts[indices[k]] = draft
+                ends = plan[indices[k]].sequence.ends
+                drafts[indices[k]] = draft.cut_after(ends) if draft.law is None else draft
             if draft is None or len(draft) < budgets[k]:
                 plan[indices[k]].sequence.lengths_fixed = False
         return drafts

@@ -55,11 +55,11 @@ def note_prompt_logprobs(sequence: Sequence, output: ForwardOutput, rows: Rows) 
 
 def _append_until_stop(sequence: Sequence, emitted: list[int], *, max_model_len: int) -> int:
     """Appends tokens, one by one where any of them could end the output. Returns how many were kept."""
-    params, eos_ids = sequence.params, sequence.request.eos_ids
+    params = sequence.params
     detokenizer, num_before = sequence.detokenizer, sequence.num_output
     room = min(params.max_tokens - num_before, max_model_len - len(sequence.tokens))
     for index, token_id in enumerate(emitted):
-        if token_id in params.stop_token_ids or (token_id in eos_ids and not params.ignore_eos):
+        if token_id in sequence.ends:
             sequence.finish_reason = "stop"
             sequence.stop_reason = token_id if token_id in params.stop_token_ids else None
         elif params.stop and detokenizer is not None:

@@ -117,6 +117,8 @@ class Sequence:
         self.penalties = PenaltyState(
             request.params, request.prompt_token_ids, eos_ids=request.eos_ids, vocab_size=request.vocab_size
         )
+        eos_ids = frozenset() if request.params.ignore_eos else request.eos_ids
+        self.ends = eos_ids | set(request.params.stop_token_ids)  # tokens that end the output
         self.allowed = allowed_mask(request.params, vocab_size=request.vocab_size)  # [ceil(V/8)] uint8, None = all
         self.noise = PhiloxNoise(request.seed, index)
         self.detokenizer: Detokenizer | None = request.new_detokenizer()
