@@ -22,7 +22,7 @@ from paceline.testing import CharTokenizer, ToyModel
 from paceline.types import RequestView, SamplingParams
 
 TARGET: Any = SimpleNamespace(
-    name="toy", tokenizer=CharTokenizer(), spec=SimpleNamespace(vocab_size=CharTokenizer().vocab_size)
+    name="toy", tokenizer=CharTokenizer(), spec=SimpleNamespace(vocab_size=CharTokenizer().vocab_size, num_layers=2)
 )
 
 
@@ -46,11 +46,15 @@ class Greedy(Plugged):
     num_successors = -1
 
 
+class Deep(Plugged):
+    hidden_layers = (0, "final", 3)
+
+
 @pytest.fixture(autouse=True)
 def module(monkeypatch: pytest.MonkeyPatch) -> None:
     plug_ins = ModuleType("plug_ins")
     plug_ins.__dict__.update(
-        Plugged=Plugged, Nameless=Nameless, Greedy=Greedy, Other=dict, function=lambda: Plugged(), number=3
+        Plugged=Plugged, Nameless=Nameless, Greedy=Greedy, Deep=Deep, Other=dict, function=lambda: Plugged(), number=3
     )
     monkeypatch.setitem(sys.modules, "plug_ins", plug_ins)
 
@@ -127,6 +131,7 @@ def test_a_plug_in_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
         ("plug_ins:number", None, DraftMismatchError, "is no drafter"),
         ("plug_ins:Nameless", None, DraftMismatchError, "a drafter needs a name; got ''"),
         ("plug_ins:Greedy", None, DraftMismatchError, "num_successors must be an integer >= 0; got -1"),
+        ("plug_ins:Deep", None, DraftMismatchError, 'hidden_layers must be a tuple of 0 to 2 or "final"; got '),
     ],
 )
 def test_plug_ins_that_do_not_work(method: str, options: Any, error: type[PacelineError], message: str) -> None:

@@ -164,11 +164,11 @@ def _plug_in(method: str, order: _Order) -> Drafter:
             f"method {method!r}: {cls.__name__} cannot be made with options {dict(options)!r:.100} ({_reason(error)}). "
             "They are the keyword arguments of the class."
         ) from error
-    _check_declarations(drafter, method)
+    _check_declarations(drafter, method, num_layers=order.target.spec.num_layers)
     return drafter
 
 
-def _check_declarations(drafter: Drafter, method: str) -> None:
+def _check_declarations(drafter: Drafter, method: str, *, num_layers: int) -> None:
     name, count = getattr(drafter, "name", None), drafter.num_successors
     if not (isinstance(name, str) and name):
         raise DraftMismatchError(
@@ -176,6 +176,11 @@ def _check_declarations(drafter: Drafter, method: str) -> None:
         )
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise DraftMismatchError(f"drafter {name!r}: num_successors must be an integer >= 0; got {count!r:.100}.")
+    layers = drafter.hidden_layers
+    if not isinstance(layers, tuple) or not all(layer in (*range(num_layers + 1), "final") for layer in layers):
+        raise DraftMismatchError(
+            f'drafter {name!r}: hidden_layers must be a tuple of 0 to {num_layers} or "final"; got {layers!r:.100}.'
+        )
 
 
 def _reason(error: Exception) -> str:

@@ -290,7 +290,7 @@ def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int
 
 
 def _is_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    if not isinstance(prompt, (list, tuple, np.ndarray)) or np.ndim(prompt) != 1 or len(prompt) == 0:
+    if not isinstance(prompt, (list, tuple, np.ndarray)) or getattr(prompt, "ndim", 1) != 1 or len(prompt) == 0:
         return False
     return all(isinstance(token_id, (int, np.integer)) and not isinstance(token_id, bool) for token_id in prompt)
 

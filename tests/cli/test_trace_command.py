@@ -110,6 +110,11 @@ def test_nodes_after_a_stop_were_not_reached() -> None:
     assert [line.plain for line in _tree(stopped)] == ['├ + " a" 0.50', '│ . " b" 0.50', '└ x " c" 0.50']
 
 
+def test_an_impossible_probability_in_a_file_is_shown_as_one() -> None:
+    odd = step(1, "a", final=replace(sample("a"), logprob=1e308), kind="recovered", nodes=(node("x", -1),))
+    assert [line.plain for line in _tree(odd)] == ['├ x "x" 0.50', '└ ! "a" 1.00 recovered']
+
+
 def test_drafters_are_named_where_there_are_several() -> None:
     nodes = (replace(node(" a", -1), proposers=("suffix", "recycle")), node(" b", 0))
     lines = [line.plain for line in _tree(step(1, " a", " c", kind="recovered", path=(0,), nodes=nodes))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -191,10 +192,15 @@ def test_without_a_file_nothing_is_saved(tmp_path, monkeypatch):
 
 
 def test_a_table_that_could_not_be_written_is_refused_at_once(tmp_path, monkeypatch):
-    for table in (tmp_path / "none" / "table.npz", tmp_path):
+    for table in (tmp_path / "none" / "table.npz", tmp_path, tmp_path / ("n" * 250), tmp_path / "a\0b", "/dev/null"):
         with pytest.raises(ConfigError, match="table must be a file in a folder that can be written to; got "):
             RecycleDrafter(vocab_size=V, table=table)
-    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert list(tmp_path.iterdir()) == []
+
+    def read_only(self):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", read_only)
     with pytest.raises(ConfigError, match="create the folder, or give another name"):
         RecycleDrafter(vocab_size=V, table=tmp_path / "table.npz")
 

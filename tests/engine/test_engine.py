@@ -80,7 +80,9 @@ def law(*rows) -> DraftLaw:
         (replace(Draft.chain([2], source="x"), confidence=np.array([1.5])), "coupled", "array of 1 probabilities"),
         (replace(Draft.chain([2], source="x"), confidence=np.array([np.nan])), "coupled", "array of 1 probabilities"),
         (replace(Draft.chain([2], source="x"), confidence=[0.5]), "coupled", "array of 1 probabilities"),
-        (replace(Draft.chain([2, 3], source="x"), proposers=(("a",),)), "coupled", "proposers for 1 of 2"),
+        (replace(Draft.chain([2, 3], source="x"), proposers=(("a",),)), "coupled", "2 tuples of names"),
+        (replace(Draft.chain([2], source="x"), proposers=(3,)), "coupled", "1 tuples of names"),  # type: ignore[arg-type]
+        (replace(Draft.chain([2], source="x"), proposers=7), "coupled", "1 tuples of names"),  # type: ignore[arg-type]
         (draft([2, 3], [-1, 0], law(2)), "block", r"must be \[nodes"),
         (draft([2, 3], [-1, 0], law(2, 4)), "block", "its own law excludes"),
         ([2, 3], "coupled", "must be a Draft"),
@@ -101,6 +103,26 @@ def test_drafts_that_do_not_fit_are_an_error_and_nothing_leaks(draft: Draft, rul
         engine.step()
     engine.check_integrity()
     engine.abort(request_id)
+    assert engine.cache.num_free_blocks == engine.cache.num_blocks
+
+
+def test_a_request_whose_drafter_failed_at_its_end_can_be_aborted() -> None:
+    class Failing(Drafter):
+        name = "failing"
+
+        def propose(self, views, budgets):
+            return [None] * len(views)
+
+        def release(self, request_id):
+            raise RuntimeError("release")
+
+    engine = make_engine(drafter=Failing())
+    request_id = engine.add_request(PROMPT, SamplingParams(max_tokens=1))
+    with pytest.raises(RuntimeError, match="release"):
+        engine.step()
+    assert engine.abort(request_id) == []
+    assert not engine.has_unfinished
+    engine.check_integrity()
     assert engine.cache.num_free_blocks == engine.cache.num_blocks
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,7 @@ def test_a_single_file_may_be_renamed(tmp_path: Path) -> None:
         ("[1]", "malformed"),
         ('{"layers": [0]}', "malformed"),
         ('{"layers": ["x"]}', "malformed"),
+        *((json.dumps(asdict(TUNED) | {"layers": bad}), "malformed") for bad in ([], [-1], [1, 0], [0, 0], [1e999])),
     ],
 )
 def test_a_damaged_file_is_an_error_that_names_it(tiny_llama: Path, content: str, message: str) -> None:

@@ -80,3 +80,11 @@ def test_a_model_that_drafts_for_itself_is_in_memory_once(tiny_llama: Path, monk
     speculation = {"method": "draft_model", "model": str(tiny_llama)}
     LLM(str(tiny_llama), config=EngineConfig(num_threads=1, cache=SMALL), speculation=speculation)
     assert len(packed) == 1
+
+
+def test_token_ids_of_several_prompts_may_differ_in_number(tiny_llama: Path) -> None:
+    llm = LLM(tiny_llama, config=EngineConfig(num_threads=1))
+    prompts = [[5, 6, 7], [8], "ab"]
+    together = llm.generate(prompts, SamplingParams(max_tokens=4))
+    alone = [llm.generate(prompt, SamplingParams(max_tokens=4))[0] for prompt in prompts]
+    assert [output.token_ids for output in together] == [output.token_ids for output in alone]

@@ -201,7 +201,7 @@ def _colourless(console: Console) -> bool:
 
 
 def _probability(logprob: float | None) -> str:
-    return f"{0.0 if logprob is None else math.exp(logprob):.2f}"
+    return f"{0.0 if logprob is None else math.exp(min(logprob, 0.0)):.2f}"
 
 
 def _quoted(text: str) -> str:

@@ -41,8 +41,8 @@ def _problem(draft: Draft, *, budget: int, vocab_size: int, chains_only: bool) -
         return "proposed a tree; this verification rule takes chains: use coupled."
     if draft.confidence is not None and not _are_probabilities(draft.confidence, len(token_ids)):
         return f"gave a confidence that is not an array of {len(token_ids)} probabilities: give one for each node."
-    if draft.proposers is not None and len(draft.proposers) != len(token_ids):
-        return f"gave proposers for {len(draft.proposers)} of {len(token_ids)} nodes: give a tuple of names for each."
+    if draft.proposers is not None and not _are_names(draft.proposers, len(token_ids)):
+        return f"gave proposers that are not {len(token_ids)} tuples of names: give a tuple of them for each node."
     return None if draft.law is None else _problem_of_law(draft.law, draft.token_ids, vocab_size)
 
 
@@ -50,6 +50,12 @@ def _are_probabilities(values: np.ndarray, count: int) -> bool:
     if not isinstance(values, np.ndarray) or values.shape != (count,) or values.dtype.kind != "f":
         return False
     return all(0 <= value <= 1 + _ROUNDING for value in values.tolist())
+
+
+def _are_names(proposers: object, count: int) -> bool:
+    if not isinstance(proposers, tuple) or len(proposers) != count:
+        return False
+    return all(isinstance(own, tuple) and all(isinstance(name, str) for name in own) for own in proposers)
 
 
 def _problem_of_law(law: DraftLaw, token_ids: np.ndarray, vocab_size: int) -> str | None:

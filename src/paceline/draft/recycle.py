@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import heapq
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.draft.successors import SuccessorTable
+from paceline.draft.successors import SuccessorTable, can_save
 from paceline.errors import ConfigError
 from paceline.interfaces import Drafter
 from paceline.types import Draft, RequestView, Verdict
@@ -51,8 +50,7 @@ class RecycleDrafter(Drafter):
         self._fingerprint = fingerprint
         self._table = SuccessorTable(vocab_size=vocab_size, width=self.num_successors)
         if self._path is not None:
-            folder = self._path.parent
-            if self._path.is_dir() or not (folder.is_dir() and os.access(folder, os.W_OK)):
+            if not can_save(self._path):
                 raise ConfigError(
                     f"table must be a file in a folder that can be written to; got {str(self._path)!r}: create the "
                     "folder, or give another name."

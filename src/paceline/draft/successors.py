@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +94,7 @@ class SuccessorTable:
 
     def save(self, path: Path, *, fingerprint: str) -> None:
         """Writes a file that `load` reads, whole or not at all. Raises ConfigError if it cannot be written."""
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial = _partial(path)
         arrays: dict[str, Any] = {"fingerprint": np.array(fingerprint), **self._arrays()}
         try:
             with partial.open("wb") as file:
@@ -117,7 +115,7 @@ class SuccessorTable:
         try:
             with np.load(path, allow_pickle=False) as file:
                 saved = {name: file[name] for name in ("fingerprint", *arrays)}
-        except (OSError, ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        except Exception as error:  # zip, deflate and NumPy's headers have a dozen kinds between them
             raise ConfigError(
                 f"{path} must be a table of successors; it cannot be read ({type(error).__name__}): delete it, and "
                 "it is written anew."
@@ -160,3 +158,18 @@ class SuccessorTable:
             "hits": self._hits,
             "trials": self._trials,
         }
+
+
+def can_save(path: Path) -> bool:
+    """Whether `save` could write there now: a name of a length that the disk takes, and no folder, device or pipe."""
+    try:
+        partial = _partial(path)
+        partial.touch()
+        partial.unlink()
+        return path.is_file() or not path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}.partial")

@@ -138,6 +138,9 @@ class Engine:
             if sequence.detokenizer is not None:
                 sequence.detokenizer.close()
             self._leave(sequence)
+        if not cancelled:  # its last step failed after the output had ended
+            del self.requests[request_id]
+            return []
         *others, last = cancelled
         return [*(_delta(sequence, []) for sequence in others), self._last_delta(last, token_ids=[])]
 

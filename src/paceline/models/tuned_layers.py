@@ -24,6 +24,10 @@ class TunedLayers:
     speedup: float  # of decoding, as the search estimates it
     num_tokens: int  # on which they were compared
 
+    def __post_init__(self) -> None:
+        if not self.layers or self.layers[0] < 0 or list(self.layers) != sorted(set(self.layers)):
+            raise ValueError(f"layers must be ascending integers >= 0, not {list(self.layers)!r:.60}")
+
 
 def fingerprint(path: Path) -> str:
     """32 hex digits that tell a GGUF file's or a folder's weights from others without reading all of them: names,
@@ -58,5 +62,5 @@ def read_tuned(path: Path) -> TunedLayers | None:
         return None
     try:
         return TunedLayers(**{**value, "layers": tuple(map(int, value["layers"]))})
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise CorruptFileError(f"{file} is malformed ({error}): run `paceline tune-layers` again.") from error
