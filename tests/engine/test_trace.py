@@ -116,8 +116,9 @@ def test_probabilities_are_the_models_own(path: Path) -> None:
 
 def test_a_path_is_shown_up_to_the_stop_within_it(path: Path) -> None:
     answer = [*PROMPT, *run(make_engine(), [PROMPT], SamplingParams(max_tokens=20, ignore_eos=True))[0].token_ids]
-    params = SamplingParams(max_tokens=20, ignore_eos=True, stop_token_ids=(answer[len(PROMPT) + 3],))
-    (output,) = run(traced(path, oracle(answer)), [PROMPT], params)
+    engine = traced(path, oracle(answer))
+    stop = engine.tokenizer.decode([answer[len(PROMPT) + 3]])
+    (output,) = run(engine, [PROMPT], SamplingParams(max_tokens=20, ignore_eos=True, stop=(stop,)))
     last = steps_of(read_trace(str(path)), output)[-1]
     assert last.finish_reason == "stop"
     assert last.final is last.kind is None
