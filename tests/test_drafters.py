@@ -14,9 +14,10 @@ from paceline import drafters, verify
 from paceline.config import EngineConfig, SpeculationConfig
 from paceline.draft.hybrid import HybridDrafter
 from paceline.draft.ngram import NgramDrafter
+from paceline.draft.plug_in import PlugInDrafter
 from paceline.draft.recycle import RecycleDrafter
 from paceline.draft.suffix import SuffixDrafter
-from paceline.errors import ConfigError, DraftMismatchError, PacelineError
+from paceline.errors import ConfigError, DraftMismatchError, PacelineError, PlugInError
 from paceline.interfaces import Drafter
 from paceline.testing import CharTokenizer, ToyModel
 from paceline.types import RequestView, SamplingParams
@@ -42,6 +43,22 @@ class Nameless(Plugged):
     name = ""
 
 
+class Unnamed(Drafter):
+    def propose(self, views, budgets):
+        return [None for _ in views]
+
+
+class Quitting(Plugged):
+    def __init__(self) -> None:
+        sys.exit("no\ngood")
+
+
+class Shy(Plugged):
+    @property
+    def num_successors(self) -> int:  # type: ignore[override]
+        raise RuntimeError("not told")
+
+
 class Greedy(Plugged):
     num_successors = -1
 
@@ -54,8 +71,9 @@ class Deep(Plugged):
 def module(monkeypatch: pytest.MonkeyPatch) -> None:
     plug_ins = ModuleType("plug_ins")
     plug_ins.__dict__.update(
-        Plugged=Plugged, Nameless=Nameless, Greedy=Greedy, Deep=Deep, Other=dict, function=lambda: Plugged(), number=3
-    )
+        Plugged=Plugged, Nameless=Nameless, Unnamed=Unnamed, Quitting=Quitting, Shy=Shy, Greedy=Greedy, Deep=Deep,
+        Other=dict, function=lambda: Plugged(), number=3,
+    )  # fmt: skip
     monkeypatch.setitem(sys.modules, "plug_ins", plug_ins)
 
 
@@ -107,14 +125,17 @@ def test_methods_joined_by_plus_are_a_hybrid() -> None:
 def test_a_plug_in_gets_its_options() -> None:
     for options, depth in ((None, 2), ({"depth": 7}, 7)):
         drafter = create("plug_ins:Plugged", options=options)
-        assert isinstance(drafter, Plugged)
-        assert drafter.depth == depth
+        assert isinstance(drafter, PlugInDrafter)
+        assert isinstance(drafter.drafter, Plugged)
+        assert drafter.drafter.depth == depth
 
 
 def test_a_plug_in_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [EntryPoint("oracle", "plug_ins:Plugged", "paceline.drafters"), EntryPoint("lost", "no_such:A", "x")]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: entries)
-    assert isinstance(create("oracle", options={"depth": 3}), Plugged)
+    drafter = create("oracle", options={"depth": 3})
+    assert drafter is not None
+    assert drafter.name == "plugged"
     with pytest.raises(ConfigError, match=r"'lost': the plug-in cannot be imported \(ModuleNotFoundError"):
         create("lost")
 
@@ -126,10 +147,13 @@ def test_a_plug_in_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
         ("plug_ins:Lost", None, ConfigError, r"cannot be imported \(AttributeError: .*'Lost'"),
         ("plug_ins:Plugged", {"width": 3}, ConfigError, r"with options \{'width': 3\} \(TypeError: .*'width'"),
         ("plug_ins:Plugged", {"depth": 0}, ConfigError, r"\(ValueError: no depth, no drafts\)"),
+        ("plug_ins:Quitting", None, ConfigError, r"with options \{\} \(SystemExit: no good\)"),
+        ("plug_ins:Shy", None, PlugInError, r"'plug_ins:Shy' failed in what it declares \(RuntimeError: not told\)"),
         ("plug_ins:Other", None, DraftMismatchError, "is no drafter: it must be a class that derives from"),
         ("plug_ins:function", None, DraftMismatchError, "is no drafter"),
         ("plug_ins:number", None, DraftMismatchError, "is no drafter"),
         ("plug_ins:Nameless", None, DraftMismatchError, "a drafter needs a name; got ''"),
+        ("plug_ins:Unnamed", None, DraftMismatchError, "a drafter needs a name; got ''"),
         ("plug_ins:Greedy", None, DraftMismatchError, "num_successors must be an integer >= 0; got -1"),
         ("plug_ins:Deep", None, DraftMismatchError, 'hidden_layers must be a tuple of 0 to 2 or "final"; got '),
     ],
@@ -142,6 +166,8 @@ def test_plug_ins_that_do_not_work(method: str, options: Any, error: type[Paceli
 
 def test_a_module_that_fails_when_it_is_imported(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_plug_in.py").write_text("import json\njson.loads('{')\n")
+    (tmp_path / "leaving_plug_in.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"'broken_plug_in:A': the plug-in cannot be imported \(JSONDecodeError"):
-        create("broken_plug_in:A")
+    for method, reason in (("broken_plug_in:A", "JSONDecodeError"), ("leaving_plug_in:A", r"SystemExit: 3\)")):
+        with pytest.raises(ConfigError, match=rf"'{method}': the plug-in cannot be imported \({reason}"):
+            create(method)

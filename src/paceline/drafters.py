@@ -140,16 +140,18 @@ def _layer_skip(order: _Order) -> Drafter:
 
 
 def _plug_in(method: str, order: _Order) -> Drafter:
-    """Whatever a plug-in's code raises becomes one error that names the plug-in."""
+    """Whatever a plug-in's code raises, now and later, becomes one error that names the plug-in."""
+    from paceline.draft.plug_in import PlugInDrafter, reason_of
+
     try:
         if is_plug_in_path(method):
             module, _, name = method.partition(":")
             cls = getattr(import_module(module), name)
         else:
             cls = installed_plug_ins()[method].load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"method {method!r}: the plug-in cannot be imported ({_reason(error)}). Install it, or put its folder on "
+            f"method {method!r}: the plug-in cannot be imported ({reason_of(error)}). Install it, or put its folder on "
             "PYTHONPATH."
         ) from error
     if not (isinstance(cls, type) and Drafter in cls.__mro__):
@@ -158,18 +160,19 @@ def _plug_in(method: str, order: _Order) -> Drafter:
         )
     options = order.config.speculation.options or {}
     try:
-        drafter = cls(**options)
-    except Exception as error:
+        made = cls(**options)
+    except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"method {method!r}: {cls.__name__} cannot be made with options {dict(options)!r:.100} ({_reason(error)}). "
-            "They are the keyword arguments of the class."
+            f"method {method!r}: {cls.__name__} cannot be made with options {dict(options)!r:.100} "
+            f"({reason_of(error)}). They are the keyword arguments of the class."
         ) from error
+    drafter = PlugInDrafter(made, method=method)
     _check_declarations(drafter, method, num_layers=order.target.spec.num_layers)
     return drafter
 
 
 def _check_declarations(drafter: Drafter, method: str, *, num_layers: int) -> None:
-    name, count = getattr(drafter, "name", None), drafter.num_successors
+    name, count = drafter.name, drafter.num_successors
     if not (isinstance(name, str) and name):
         raise DraftMismatchError(
             f"method {method!r}: a drafter needs a name; got {name!r:.100}: set name in its class."
@@ -181,10 +184,6 @@ def _check_declarations(drafter: Drafter, method: str, *, num_layers: int) -> No
         raise DraftMismatchError(
             f'drafter {name!r}: hidden_layers must be a tuple of 0 to {num_layers} or "final"; got {layers!r:.100}.'
         )
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 _BUILDERS: Mapping[str, Callable[[_Order], Drafter]] = {

@@ -10,6 +10,7 @@
     │   ├── CorruptFileError        a weights or tokenizer file that is truncated or malformed
     │   └── UnsupportedModelError   an architecture, tensor type or option that Paceline does not implement
     ├── DraftMismatchError      a drafter that does not fit the target
+    ├── PlugInError             a plug-in drafter whose own code failed
     ├── CacheError              a KV budget in which not even one request fits, or more memory than there is
     └── MissingDependencyError  an optional package that is not installed
 
@@ -58,6 +59,10 @@ class UnsupportedModelError(ModelError):
 
 class DraftMismatchError(PacelineError):
     """A drafter that does not fit the target: another vocabulary, tokenizer or width."""
+
+
+class PlugInError(PacelineError):
+    """A plug-in drafter whose own code failed; what it raised is the cause."""
 
 
 class CacheError(PacelineError):
