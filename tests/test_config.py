@@ -157,11 +157,6 @@ def refusal(cls, options) -> str:
                     ({"least_reach": value}, f"least_reach must be a number in [0, 1); got {value!r}: try 0.2.")
                     for value in (1, -0.1, True, "0.5", float("nan"))
                 ),
-                (
-                    {"least_reach": 0.5, "verification": "rejection"},
-                    "least_reach ends drafts early, which would bias verification 'rejection': take coupled, or drop "
-                    "it.",
-                ),
                 ({"table": ""}, "table must be the name of a file; got '': try 'recycle.npz'."),
                 ({"table": 3}, "table must be the name of a file; got 3: try 'recycle.npz'."),
                 ({"force": None}, "force must be True or False; got None: leave it out."),
@@ -198,6 +193,10 @@ UNREAD = [
     *(("draft_model", {"model": "m"}, name, value) for name, value in {**NGRAM, **TYPICAL}.items()),
     *(("suffix+recycle", {}, name, value) for name, value in {**NEVER, **NGRAM, **TYPICAL}.items()),
     *(("a.b:C", {}, name, value) for name, value in {**NEVER, **NGRAM, **TYPICAL}.items()),
+    *(
+        ("draft_model", {"model": "m", "verification": rule}, "least_reach", 0.5)
+        for rule in ("rejection", "block", "typical")
+    ),
     ("suffix", {}, "options", {"depth": 3}),
     ("recycle", {}, "store_tokens", 5),
     *((method, {}, "table", "t.npz") for method in ("none", "auto", "suffix", "a.b:C")),
@@ -214,12 +213,24 @@ def test_options_that_nothing_reads_are_refused(method, others, name, value):
         SpeculationConfig.parse(options)
 
 
-@pytest.mark.parametrize("name", ["num_speculative_tokens", "verification", "max_ngram", "typical_alpha"])
-def test_parse_refuses_them_as_their_default_too(name):
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        *(
+            ({"method": "none"}, name)
+            for name in ("num_speculative_tokens", "verification", "max_ngram", "typical_alpha")
+        ),
+        *(
+            ({"method": "draft_model", "model": "m", "verification": rule}, "least_reach")
+            for rule in ("rejection", "block")
+        ),
+    ],
+)
+def test_parse_refuses_them_as_their_default_too(options, name):
     default = getattr(SpeculationConfig(), name)
-    assert SpeculationConfig(method="none", **{name: default}).method == "none"
+    assert SpeculationConfig(**options, **{name: default}).method == options["method"]
     with pytest.raises(ConfigError, match=f"^{name} is read with "):
-        SpeculationConfig.parse({"method": "none", name: default})
+        SpeculationConfig.parse({**options, name: default})
 
 
 @pytest.mark.parametrize(

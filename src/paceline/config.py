@@ -30,26 +30,29 @@ LEAST_REACH = 0.2  # what a draft model's pass and a row of the target's cost of
 _PLUG_IN = "plug-in"  # stands for any method that is not built in
 _DRAFTING = (*METHODS[1:], _PLUG_IN)
 _DRAFT_TOKENS = {"none": 0, "auto": 5, "ngram": 5, "draft_model": 5, "layer_skip": 2}  # by default; 8 of all others
-_READ_BY: Mapping[str, tuple[str, tuple[str, ...]]] = {  # options that only some methods or rules read
-    "num_speculative_tokens": ("method", _DRAFTING),
-    "verification": ("method", _DRAFTING),
-    "options": ("method", (_PLUG_IN,)),
-    "max_ngram": ("method", ("auto", "ngram")),
-    "min_ngram": ("method", ("auto", "ngram")),
-    "store_tokens": ("method", ("suffix",)),
-    "table": ("method", ("recycle",)),
-    "model": ("method", ("draft_model",)),
-    "width": ("method", ("draft_model",)),
-    "least_reach": ("method", ("draft_model",)),
-    "force": ("method", ("draft_model",)),
-    "engine": ("method", ("draft_model",)),
-    "quantization": ("method", ("draft_model",)),
-    "num_threads": ("method", ("draft_model",)),
-    "kv_cache_memory": ("method", ("draft_model",)),
-    "prefix_caching": ("method", ("draft_model",)),
-    "layers": ("method", ("layer_skip",)),
-    "typical_epsilon": ("verification", ("typical",)),
-    "typical_alpha": ("verification", ("typical",)),
+_READ_BY_METHODS: Mapping[str, tuple[str, ...]] = {  # options that only some methods read
+    "num_speculative_tokens": _DRAFTING,
+    "verification": _DRAFTING,
+    "options": (_PLUG_IN,),
+    "max_ngram": ("auto", "ngram"),
+    "min_ngram": ("auto", "ngram"),
+    "store_tokens": ("suffix",),
+    "table": ("recycle",),
+    "layers": ("layer_skip",),
+    "model": ("draft_model",),
+    "width": ("draft_model",),
+    "least_reach": ("draft_model",),
+    "force": ("draft_model",),
+    "engine": ("draft_model",),
+    "quantization": ("draft_model",),
+    "num_threads": ("draft_model",),
+    "kv_cache_memory": ("draft_model",),
+    "prefix_caching": ("draft_model",),
+}
+_READ_BY_RULES: Mapping[str, tuple[str, ...]] = {  # options that only some verification rules read
+    "least_reach": ("coupled",),  # others would be biased by drafts that end for what was drawn
+    "typical_epsilon": ("typical",),
+    "typical_alpha": ("typical",),
 }
 
 
@@ -202,11 +205,6 @@ class SpeculationConfig:
         reach = self.least_reach
         if not isinstance(reach, (int, float)) or isinstance(reach, bool) or not 0 <= reach < 1:
             raise ConfigError(f"least_reach must be a number in [0, 1); got {reach!r:.100}: try 0.2.")
-        if reach != LEAST_REACH and self.verification != "coupled":
-            raise ConfigError(
-                f"least_reach ends drafts early, which would bias verification {self.verification!r}: take coupled, or "
-                "drop it."
-            )
         if self.width > MAX_WIDTH:
             raise ConfigError(f"width must be at most {MAX_WIDTH}; got {self.width}: try 3.")
         if self.engine is not None:
@@ -248,15 +246,15 @@ class SpeculationConfig:
     def _refuse_unread(self, given: Iterable[str]) -> None:
         """Raises ConfigError for an option that the chosen method or rule would ignore."""
         for name in given:
-            if name not in _READ_BY:
-                continue
-            chooser, readers = _READ_BY[name]
-            chosen = getattr(self, chooser)
-            if not any(kind in readers for kind in (self._kinds() if chooser == "method" else (chosen,))):
-                raise ConfigError(
-                    f"{name} is read with {chooser} {' or '.join(readers)} only; {chooser} {chosen!r} would ignore it: "
-                    "drop it."
-                )
+            for chooser, chosen, kinds, readers in (
+                ("method", self.method, self._kinds(), _READ_BY_METHODS.get(name)),
+                ("verification", self.verification, (self.verification,), _READ_BY_RULES.get(name)),
+            ):
+                if readers is not None and not set(readers) & set(kinds):
+                    raise ConfigError(
+                        f"{name} is read with {chooser} {' or '.join(readers)} only; {chooser} {chosen!r} would ignore "
+                        "it: drop it."
+                    )
 
     @classmethod
     def parse(cls, value: str | Mapping[str, Any] | SpeculationConfig | None) -> SpeculationConfig:
