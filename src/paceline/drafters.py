@@ -128,7 +128,7 @@ def _layer_skip(order: _Order) -> Drafter:
     target, layers = order.target, order.config.speculation.layers
     num_layers = target.spec.num_layers
     if layers is None:
-        tuned = read_tuned(target.path)
+        tuned = read_tuned(target.path, num_layers=num_layers)
         layers = default_layers(num_layers) if tuned is None else tuned.layers
     check_layers(layers, num_layers=num_layers)
     return LayerSkipDrafter(

@@ -75,7 +75,10 @@ def tune_layers(
     llm = LLM(loaded, config=config)
     note(llm.model_card)
     file = tuned_path(loaded.path)
-    memo = Memo(file.with_suffix(".search.json"), key=_key(chosen, params, llm.config))
+    search_file = file.with_suffix(".search.json")
+    memo = Memo(search_file, key=_key(file.stem, chosen, params, llm.config))
+    if memo.damaged:
+        note(f"the results of an earlier run in {search_file} are damaged: starting afresh")
     if len(memo):
         note(f"going on after {len(memo)} results of an earlier run")
     agreement = LayerAgreement(llm.runner, _answers(llm, chosen, params, memo))
@@ -105,9 +108,9 @@ def tune_layers(
     return 0
 
 
-def _key(prompts: Sequence[Prompt], params: SamplingParams, config: EngineConfig) -> str:
-    """What all results depend on, but for the model, which the file is named after."""
-    parts = [[prompt.turns[0] for prompt in prompts], params.max_tokens, runners.settings(config)]
+def _key(fingerprint: str, prompts: Sequence[Prompt], params: SamplingParams, config: EngineConfig) -> str:
+    """What all results depend on. fingerprint: the model's."""
+    parts = [fingerprint, [prompt.turns[0] for prompt in prompts], params.max_tokens, runners.settings(config)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -54,13 +54,17 @@ def write_tuned(path: Path, tuned: TunedLayers) -> None:
     write_json(tuned_path(path), asdict(tuned))
 
 
-def read_tuned(path: Path) -> TunedLayers | None:
-    """What was found for the model at this path, None if nothing was. Raises CorruptFileError for a damaged file."""
+def read_tuned(path: Path, *, num_layers: int) -> TunedLayers | None:
+    """What was found for the model of num_layers at this path, None if nothing was. Raises CorruptFileError for a
+    damaged file."""
     file = tuned_path(path)
     value = read_json(file)
     if value is None:
         return None
     try:
-        return TunedLayers(**{**value, "layers": tuple(map(int, value["layers"]))})
+        tuned = TunedLayers(**{**value, "layers": tuple(map(int, value["layers"]))})
+        if tuned.layers[-1] >= num_layers:
+            raise ValueError(f"the model has layers 0 to {num_layers - 1}, not {tuned.layers[-1]}")
+        return tuned
     except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise CorruptFileError(f"{file} is malformed ({error}): run `paceline tune-layers` again.") from error
