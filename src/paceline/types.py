@@ -347,7 +347,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationMetrics:
-    """Counters of speculation over some steps. Root and final token are not counted as drafted or accepted."""
+    """Counters of speculation over some steps. Root and final token are not counted as drafted or accepted, nor is the
+    node with which an output ended: steps and accepted nodes add up to the output's tokens."""
 
     num_drafts: int = 0  # target steps that verified a draft
     num_draft_tokens: int = 0

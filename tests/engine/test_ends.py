@@ -43,8 +43,11 @@ def test_ends_inside_an_accepted_path_are_those_of_plain_decoding(params: Sampli
     assert speculative.text == plain.text
     assert speculative.outputs[0].finish_reason == plain.outputs[0].finish_reason
     assert speculative.outputs[0].stop_reason == plain.outputs[0].stop_reason
+    metrics = speculative.metrics
+    assert metrics.num_steps + metrics.num_accepted_tokens == len(plain.token_ids)
+    assert metrics.acceptance_length == pytest.approx(len(plain.token_ids) / metrics.num_steps)
     if len(plain.token_ids) > 2:
-        assert speculative.metrics.num_accepted_tokens > 0
+        assert metrics.num_accepted_tokens > 0
     assert engine.cache.num_free_blocks == plain_engine.cache.num_free_blocks == engine.cache.num_blocks
     found = [e.cache.match_prefix("probe", np.array([*known, 0], dtype=np.int32)) for e in (engine, plain_engine)]
     assert found[0] == found[1]
@@ -75,6 +78,7 @@ def test_eos_ends_the_output_inside_a_path_and_is_not_part_of_the_text() -> None
     assert speculative.token_ids[-1] in TOKENIZER.eos_ids
     assert speculative.text == plain.text == TOKENIZER.decode(plain.token_ids[:-1], skip_special_tokens=False)
     assert speculative.outputs[0].origins[-1] == "accepted"
+    assert speculative.metrics.acceptance_length == len(plain.token_ids) / speculative.metrics.num_steps
 
 
 @pytest.mark.parametrize("length", [126, 127])

@@ -36,7 +36,7 @@ def extend(
     if sequence.params.logprobs is not None:
         row_of_token = [rows.sample.start, *(rows.sample.start + 1 + node for node in path)][:kept]
         sequence.logprobs += _logprobs(sequence, emitted[:kept], np.array(row_of_token), output)
-    sequence.speculation.count(draft, path[:num_accepted])
+    sequence.speculation.count(draft, path[: kept - 1])  # not the step's last token, a node where the output ended
     return emitted[:kept]
 
 
