@@ -85,8 +85,42 @@ def test_without_colour_marks_tell_what_became_of_each_token(file: Path) -> None
     assert "request 1: 7 tokens in 4 steps, 3 of 7 nodes accepted, seed 7\nonce [red]\n" in shown
     assert "\n p{+ a+}{* e*}{+ a b+}{! c!}\\x1b[2J\n" in shown
     assert 'step 1, position 11: = " p" 0.90 plain; ms: draft 0.10, forward 2.00' in shown
+    assert "step 2, position 12: 1 of 1 node by ngram accepted; ms: " in shown
     assert '+ " a" 0.50\n* " e" 0.90 bonus\n' in shown
+    assert "step 3, position 13: 2 of 6 nodes by ngram accepted; ms: " in shown
     assert "\x1b" not in shown
+
+
+def test_steps_of_one_line_stand_together(file: Path) -> None:
+    writing = TraceFile(file)
+    writing.write(TraceHeader(FORMAT, "9.9", "toy", {}), TraceRequest("1", None, (1,), 7, {"n": 1}))
+    prompt = step(1, "?", tokens=(), final=None, kind=None)
+    writing.write(
+        prompt, step(2, "a"), step(3, "b", "c", kind="bonus", nodes=(node("b", -1),), path=(0,)), step(4, "d")
+    )
+    lines = [line.split(";")[0] for line in invoke("trace", file).splitlines()[2:]]
+    assert lines == [
+        "",
+        "request 1: 4 tokens in 4 steps, 1 of 1 node accepted, seed 7",
+        "1 token id",
+        "a{+b+}{*c*}d",
+        "",
+        "step 1: 1 token of the prompt computed",
+        'step 2, position 12: = "a" 0.90 plain',
+        "",
+        "step 3, position 13: 1 of 1 node by ngram accepted",
+        '+ "b" 0.50',
+        '* "c" 0.90 bonus',
+        "",
+        'step 4, position 14: = "d" 0.90 plain',
+    ]
+
+
+def test_of_a_long_prompt_the_last_words_are_shown(file: Path) -> None:
+    writing = TraceFile(file)
+    writing.write(TraceHeader(FORMAT, "9.9", "toy", {}), TraceRequest("1", "word " * 100, (1,), 7, {"n": 1}))
+    writing.write(step(1, "a"))
+    assert invoke("trace", file).splitlines()[4] == "... " + " ".join(["word"] * 40)
 
 
 def test_a_tree_shows_the_fate_of_each_node() -> None:

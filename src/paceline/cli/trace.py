@@ -78,16 +78,24 @@ def _choice(console: Console, request: TraceRequest, choice: int, steps: list[Tr
     name = f"request {request.request_id}" + (f", choice {choice}" if request.params.get("n", 1) != 1 else "")
     tokens = sum(len(step.tokens) for step in steps)
     accepted, drafted = sum(len(step.path) for step in steps), sum(len(step.nodes) for step in steps)
-    counts = f"{tokens} tokens in {len(steps)} steps, {accepted} of {drafted} nodes accepted, seed {request.seed}"
-    yield _text(f"\n{name}: {counts}", "bold")
-    prompt = (
-        f"{len(request.prompt_token_ids)} token ids" if request.prompt is None else " ".join(request.prompt.split())
+    counts = (
+        f"{_count(tokens, 'token')} in {_count(len(steps), 'step')}, {accepted} of {_count(drafted, 'node')} accepted"
     )
-    yield _text(prompt if len(prompt) <= _PROMPT_WIDTH else "... " + prompt[-_PROMPT_WIDTH:], "dim")
+    yield _text(f"\n{name}: {counts}, seed {request.seed}", "bold")
+    yield _text(_prompt(request), "dim")
     yield _flow(console, steps)
-    for step in steps:
-        yield _text("")
+    for above, step in itertools.pairwise([None, *steps]):
+        if above is None or above.nodes or step.nodes:  # steps of one line stand together
+            yield _text("")
         yield from _step(step)
+
+
+def _prompt(request: TraceRequest) -> str:
+    """The end of the prompt, in one line."""
+    if request.prompt is None:
+        return _count(len(request.prompt_token_ids), "token id")
+    words = " ".join(request.prompt.split())
+    return words if len(words) <= _PROMPT_WIDTH else "... " + words[-_PROMPT_WIDTH:].split(" ", 1)[-1]
 
 
 def _flow(console: Console, steps: list[TraceStep]) -> Text:
@@ -110,12 +118,12 @@ def _step(step: TraceStep) -> Iterator[Text]:
     end = f"; ends: {step.finish_reason}" if step.finish_reason is not None else ""
     times = f"; ms: {', '.join(f'{stage} {value:.2f}' for stage, value in step.milliseconds.items())}{end}"
     if not step.tokens:
-        yield _text(f"step {step.step}: {step.num_pending} tokens of the prompt computed{times}", "dim")
+        yield _text(f"step {step.step}: {_count(step.num_pending, 'token')} of the prompt computed{times}", "dim")
     elif not step.nodes:
         yield _text(f"step {step.step}, position {step.position}: ", "dim").append(_final(step)).append(times, "dim")
     else:
         names = dict.fromkeys(name for node in step.nodes for name in node.proposers)
-        counts = f"{len(step.nodes)} nodes by {', '.join(names)}, {len(step.path)} accepted"
+        counts = f"{len(step.path)} of {_count(len(step.nodes), 'node')} by {' and '.join(names)} accepted"
         yield _text(f"step {step.step}, position {step.position}: {counts}{times}", "dim")
         yield from _tree(step)
 
@@ -144,6 +152,10 @@ def _tree(step: TraceStep) -> Iterator[Text]:
         else:
             held = {step.nodes[child].token_id for child in children.get(parent, []) if child != end}
             yield _text(lead).append(_node(step, parent, held))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _final(step: TraceStep) -> Text:
