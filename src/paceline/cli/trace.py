@@ -84,10 +84,12 @@ def _choice(console: Console, request: TraceRequest, choice: int, steps: list[Tr
     yield _text(f"\n{name}: {counts}, seed {request.seed}", "bold")
     yield _text(_prompt(request), "dim")
     yield _flow(console, steps)
-    for above, step in itertools.pairwise([None, *steps]):
-        if above is None or above.nodes or step.nodes:  # steps of one line stand together
+    one_line = False  # the step above takes no more
+    for step in steps:
+        if step.nodes or not one_line:
             yield _text("")
         yield from _step(step)
+        one_line = not step.nodes
 
 
 def _prompt(request: TraceRequest) -> str:
