@@ -58,6 +58,7 @@ def test_one_run():
     assert plain["by_category"]["chat"]["tokens_per_second"] == pytest.approx(11 / 11)
     assert plain["by_category"]["code"]["decode_tokens_per_second"] == pytest.approx(4 / 4)
     assert report["speedup"] == pytest.approx(17 / 9)
+    assert report["speedup_range"] is None
     assert report["decode_speedup"] == pytest.approx(14 / 6)
     assert report["by_category"] == {
         "chat": {"speedup": pytest.approx(11 / 6), "decode_speedup": pytest.approx(2)},
@@ -70,6 +71,7 @@ def test_one_run():
 
 def test_repeats_take_medians():
     report = summarize(measurement(repeats=3))
+    assert report["speedup_range"] == pytest.approx((17 / 9, 51 / 9))
     assert report["plain"]["tokens"] == 16
     assert report["plain"]["wall_seconds"] == 34
     assert report["plain"]["decode_seconds"] == 28

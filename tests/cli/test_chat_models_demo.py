@@ -7,6 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from paceline.cli import demo
 from paceline.cli.main import app
 from paceline.models import catalog
 
@@ -122,3 +123,14 @@ def test_demo_shows_the_same_texts(tiny_llama, monkeypatch):
     assert "The 5 texts are the same, token for token." in result.stdout
     for word in ("accepted", "recovered", "bonus", "speed-up", "acceptance length"):
         assert word in result.stdout
+    assert "KV cache" in result.stderr
+    assert "KV cache" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("speedup", "words"),
+    [(1.01, "no speed-up here"), (0.97, "no speed-up here"), (0.8, "slower here"), (1.3, "1.30x as fast")],
+)
+def test_demo_claims_no_gain_that_is_noise(speedup, words):
+    assert words in demo._gain(speedup)
+    assert f"{speedup:.2f}x" in demo._gain(speedup)

@@ -107,7 +107,21 @@ def test_bench_table_and_concurrency(tiny_llama, prompts):
     result = invoke("bench", tiny_llama, "--prompts", prompts, *SHORT, "--concurrency", "4", "--category", "code")
     assert "code" in result.stdout
     assert "chat" not in result.stdout
-    assert "3 of 3 prompts identical" in " ".join(result.stdout.split())
+    assert "3 of 3 prompts identical\n" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("repeats", "words"),
+    [(1, "one run of each prompt, which shows no spread"), (2, "medians of 2 runs, whose speed-ups")],
+)
+def test_bench_says_what_is_known_of_the_spread(tiny_llama, prompts, monkeypatch, repeats, words):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("paceline.cli.bench.describe_environment", lambda: {"cpu": "Some Processor", "cores": 2})
+    lines = invoke("bench", tiny_llama, "--prompts", prompts, *SHORT, "--repeats", repeats).stdout.splitlines()
+    assert [line for line in lines if line.startswith(words)]
+    assert max(map(len, lines)) <= 80
+    assert lines[-3].endswith("6 of 6 prompts identical")
+    assert lines[-1] == "Some Processor, 2 cores"
 
 
 def test_save_is_checked_before_the_measurement(prompts, tmp_path):

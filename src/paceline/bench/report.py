@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from paceline.bench.runner import MODES, Measurement, Sample
+from paceline.bench.runner import MODES, Measurement, Mode, Sample
 from paceline.types import SpeculationMetrics
 
 
@@ -30,6 +30,7 @@ def summarize(measurement: Measurement) -> dict[str, Any]:
     )
     return report | {
         **_ratios(plain, speculative),
+        "speedup_range": _range(plain["tokens"], speculative["tokens"], measurement.wall_seconds),
         "by_category": {
             category: _ratios(plain["by_category"][category], speculative["by_category"][category])
             for category in categories
@@ -68,6 +69,13 @@ def _ratios(plain: dict[str, Any], speculative: dict[str, Any]) -> dict[str, flo
         name: speculative[rate] / plain[rate] if plain[rate] else None
         for name, rate in (("speedup", "tokens_per_second"), ("decode_speedup", "decode_tokens_per_second"))
     }
+
+
+def _range(plain_tokens: int, tokens: int, wall_seconds: Mapping[Mode, Sequence[float]]) -> tuple[float, float] | None:
+    """The least and the greatest `speedup` of a single repeat; None with one repeat, which tells nothing of others."""
+    pairs = zip(wall_seconds["plain"], wall_seconds["speculative"], strict=True)
+    ratios = [tokens / seconds / (plain_tokens / plain_seconds) for plain_seconds, seconds in pairs]
+    return (min(ratios), max(ratios)) if len(ratios) > 1 else None
 
 
 def _identical(samples: Sequence[Sample]) -> int:

@@ -113,12 +113,16 @@ def bench(
 def _print(report: dict[str, Any]) -> None:
     from rich.console import Console
 
-    console = Console()
+    console = Console(highlight=False, soft_wrap=True)
     console.print(category_table(report, title="category", columns=COLUMNS))
-    environment = report["environment"]
     console.print(
         f"acceptance length {report['acceptance_length']:.2f}, acceptance rate {report['acceptance_rate']:.0%}, "
-        f"{report['identical']} of {report['settings']['prompts']} prompts identical; "
-        f"{environment['cpu']}, {environment['cores']} cores",
-        highlight=False,
+        f"{report['identical']} of {report['settings']['prompts']} prompts identical"
     )
+    if report["speedup_range"] is None:
+        console.print("one run of each prompt, which shows no spread: --repeats 5 does")
+    else:
+        low, high = report["speedup_range"]
+        repeats = report["settings"]["repeats"]
+        console.print(f"medians of {repeats} runs, whose speed-ups were {low:.2f}x to {high:.2f}x")
+    console.print(f"{report['environment']['cpu']}, {report['environment']['cores']} cores")
