@@ -10,10 +10,13 @@ python="${PYTHON:-.venv/bin/python}"
 build="${BUILD:-build/native}"
 output="${OUTPUT:-src/paceline}"
 
-if ! command -v cmake >/dev/null || ! command -v "${CXX:-c++}" >/dev/null; then
-  echo "no CMake or no C++ compiler: the native engine is not built, the torch engine will be used"
-  exit 0
-fi
+for tool in cmake "${CXX:-c++}"; do
+  if ! command -v "$tool" >/dev/null; then
+    echo "warning: no $tool here, so the native engine is not built and torch runs instead, slower on a CPU: install" \
+      "CMake and a C++20 compiler (on Debian: apt install cmake g++), then run native/build.sh." >&2
+    exit 0
+  fi
+done
 generator=()
 if command -v ninja >/dev/null; then generator=(-G Ninja); fi
 
