@@ -118,6 +118,16 @@ def test_chains():
         assert not tree.is_chain
 
 
+def test_depths_and_ancestors():
+    tree = Draft(token_ids=np.array([5, 6, 7, 8], np.int32), parents=np.array([-1, -1, 1, 2], np.int32))
+    assert tree.depths().tolist() == [1, 1, 2, 3]
+    assert tree.depths().dtype == np.int32
+    assert tree.ancestors().astype(int).tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
+    empty = Draft.chain([], source="test")
+    assert empty.depths().shape == (0,)
+    assert empty.ancestors().shape == (0, 0)
+
+
 def test_sums_of_metrics():
     one = SpeculationMetrics(2, 10, 5, (2, 2, 1), 4, {"a": 10}, {"a": 5})
     other = SpeculationMetrics(1, 1, 1, (1,), 6, {"a": 1, "b": 1}, {"a": 0, "b": 1})

@@ -171,6 +171,21 @@ class Draft:
     def is_chain(self) -> bool:
         return self.parents.tolist() == list(range(-1, len(self.parents) - 1))
 
+    def depths(self) -> np.ndarray:
+        """[N] int32 of each node; 1 = child of the root."""
+        depths = np.zeros(len(self), dtype=np.int32)
+        for node, parent in enumerate(self.parents.tolist()):
+            depths[node] = 1 if parent < 0 else depths[parent] + 1
+        return depths
+
+    def ancestors(self) -> np.ndarray:
+        """[N, N] bool: row i tells which nodes are on the path from the root to node i, itself included."""
+        on_path = np.eye(len(self), dtype=bool)
+        for node, parent in enumerate(self.parents.tolist()):
+            if parent >= 0:
+                on_path[node] |= on_path[parent]
+        return on_path
+
     def cut_after(self, ends: frozenset[int]) -> Draft:
         """The draft without what stands below these tokens, as nothing follows where they end the text. No law."""
         assert self.law is None, "a law's rows belong to all nodes"

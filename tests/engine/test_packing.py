@@ -1,10 +1,10 @@
-"""Trees in a pass: depths, ancestor masks, positions and rows."""
+"""Trees in a pass: ancestor masks, positions and rows."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from paceline.engine.packing import ancestor_mask, node_depths, pack
+from paceline.engine.packing import ancestor_mask, pack
 from paceline.types import Draft, SamplingParams
 from toy_engine import PROMPT, make_engine
 
@@ -14,8 +14,7 @@ TREE = Draft(
 )
 
 
-def test_depths_and_ancestors() -> None:
-    assert node_depths(TREE).tolist() == [1, 1, 2, 2]
+def test_ancestors_of_pending_tokens_and_nodes() -> None:
     expected = [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],  # the root

@@ -69,9 +69,8 @@ def tune_layers(
     from paceline.llm import LLM
 
     loaded = load(model)
-    num_layers = loaded.spec.num_layers
-    if num_layers < 2:
-        raise ConfigError(f"{model} has {num_layers} layer, of which none can be left out: draft by ngram.")
+    if loaded.spec.num_layers < 2:
+        raise ConfigError(f"{model} has one layer, which cannot be left out: draft by ngram.")
     llm = LLM(loaded, config=config)
     note(llm.model_card)
     file = tuned_path(loaded.path)
@@ -81,29 +80,14 @@ def tune_layers(
         note(f"the results of an earlier run in {search_file} are damaged: starting afresh")
     if len(memo):
         note(f"going on after {len(memo)} results of an earlier run")
-    agreement = LayerAgreement(llm.runner, _answers(llm, chosen, params, memo))
-    costs = LayerCosts(**memo("costs", lambda: asdict(measure_costs(llm.runner, num_layers=num_layers))))
-    with progress_bar("leaving out layers", total=None) as advance:
-
-        def evaluate(layers: tuple[int, ...]) -> float:
-            advance()
-            return memo(",".join(map(str, layers)), lambda: agreement(layers))
-
-        best = search(evaluate, num_layers=num_layers, costs=costs)
-    tuned = TunedLayers(
-        model=model,
-        layers=best.layers,
-        num_speculative_tokens=best.draft_length,
-        agreement=best.agreement,
-        speedup=best.speedup,
-        num_tokens=agreement.num_tokens,
-    )
+    texts = _answers(llm, chosen, params, memo)
+    tuned = _tune(llm, texts, memo, name=model, num_layers=loaded.spec.num_layers)
     write_tuned(loaded.path, tuned)
     memo.forget()
     if as_json:
         print_json(asdict(tuned))
     else:
-        _print(tuned, num_layers=num_layers)
+        _print(tuned, num_layers=loaded.spec.num_layers)
         note(f"kept in {file}")
     return 0
 
@@ -112,6 +96,27 @@ def _key(fingerprint: str, prompts: Sequence[Prompt], params: SamplingParams, co
     """What all results depend on. fingerprint: the model's."""
     parts = [fingerprint, [prompt.turns[0] for prompt in prompts], params.max_tokens, runners.settings(config)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _tune(llm: LLM, texts: Sequence[Text], memo: Memo, *, name: str, num_layers: int) -> TunedLayers:
+    """The layers that draft best for these answers. name: the model's, as the user wrote it."""
+    agreement = LayerAgreement(llm.runner, texts)
+    costs = LayerCosts(**memo("costs", lambda: asdict(measure_costs(llm.runner, num_layers=num_layers))))
+    with progress_bar("leaving out layers", total=None) as advance:
+
+        def evaluate(layers: tuple[int, ...]) -> float:
+            advance()
+            return memo(",".join(map(str, layers)), lambda: agreement(layers))
+
+        best = search(evaluate, num_layers=num_layers, costs=costs)
+    return TunedLayers(
+        model=name,
+        layers=best.layers,
+        num_speculative_tokens=best.draft_length,
+        agreement=best.agreement,
+        speedup=best.speedup,
+        num_tokens=agreement.num_tokens,
+    )
 
 
 def _answers(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, memo: Memo) -> list[Text]:

@@ -41,11 +41,12 @@ class DraftModelDrafter(Drafter):
     third of a pass over one token. eos_ids: the target's tokens that min_tokens bans.
     """
 
+    name = "draft_model"
+
     def __init__(
         self,
         runner: Runner,
         *,
-        name: str = "draft_model",
         vocabulary: DraftVocabulary | None = None,
         rule_needs_law: bool,
         width: int = 1,
@@ -54,7 +55,6 @@ class DraftModelDrafter(Drafter):
         eos_ids: frozenset[int] = frozenset(),
         max_num_batched_tokens: int = 512,
     ) -> None:
-        self.name = name
         self._runner = runner
         size = runner.vocab_size
         self._vocabulary = vocabulary or SharedVocabulary(target_size=size, own_size=size)

@@ -56,13 +56,6 @@ class DraftTree:
         best = sorted(self._best())
         return self._draft(best, source=source) if best else None
 
-    def depths(self, part: Draft) -> np.ndarray:
-        """[N] int32 of each node of a part; 0 = child of the root."""
-        depths = np.zeros(len(part), dtype=np.int32)
-        for node, parent in enumerate(part.parents.tolist()):
-            depths[node] = depths[parent] + 1 if parent >= 0 else 0
-        return depths
-
     def _branch(self, parent: int, candidates: Candidates) -> None:
         reach = self._reach[parent] if parent >= 0 else 1.0
         for token_id, chance in zip(candidates.ids[: self._width], candidates.chances.tolist(), strict=False):
@@ -117,22 +110,13 @@ def pack_trees(trees: list[DraftTree], own_ids: list[np.ndarray], cache: CacheMa
     ids = [tree.job.view.request_id for tree in trees]
     return ForwardBatch(
         token_ids=np.concatenate(own_ids),
-        positions=np.concatenate([n + tree.depths(part) for n, tree, part in zip(context, trees, parts, strict=True)]),
+        positions=np.concatenate([n - 1 + part.depths() for n, part in zip(context, parts, strict=True)]),
         slots=np.concatenate([cache.slots(i, n, int(c)) for i, n, c in zip(ids, context, counts, strict=True)]),
         query_starts=np.concatenate([[0], ends]).astype(np.int32),
         context_lengths=np.array(context, dtype=np.int32),
         block_tables=[cache.block_table(i) for i in ids],
-        ancestors=[_ancestors(part) for part in parts],
+        ancestors=[part.ancestors() for part in parts],
         logit_rows=np.concatenate(
             [np.arange(end - len(tree.level), end, dtype=np.int32) for end, tree in zip(ends, trees, strict=True)]
         ),
     )
-
-
-def _ancestors(part: Draft) -> np.ndarray:
-    """[N, N] bool, row i sees node j."""
-    mask = np.eye(len(part), dtype=bool)
-    for node, parent in enumerate(part.parents.tolist()):
-        if parent >= 0:
-            mask[node] |= mask[parent]
-    return mask

@@ -98,7 +98,7 @@ class RecycleDrafter(Drafter):
         said, kind = look(before, root)
         heap: list[_Candidate] = [(-rates[kind][0], -1, 0, 1.0, said, rates[kind], root)] if said[0] >= 0 else []
         while heap and len(tokens) < budget and -heap[0][0] >= self._least_reach:
-            reach, parent, rank, above, said, own, before = heapq.heappop(heap)
+            minus_reach, parent, rank, above, said, own, before = heapq.heappop(heap)
             node, token = len(tokens), said[rank]
             tokens.append(token)
             parents.append(parent)
@@ -107,7 +107,7 @@ class RecycleDrafter(Drafter):
                 heapq.heappush(heap, (-above * own[rank + 1], parent, rank + 1, above, said, own, before))
             below, kind = look(before, token)
             if below[0] >= 0:
-                heapq.heappush(heap, (reach * rates[kind][0], node, 0, -reach, below, rates[kind], token))
+                heapq.heappush(heap, (minus_reach * rates[kind][0], node, 0, -minus_reach, below, rates[kind], token))
         if not tokens:
             return None
         return Draft(

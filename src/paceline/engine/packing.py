@@ -105,28 +105,15 @@ def _trees(
         if positions is keys:
             positions = keys.copy()
         end = query_starts[index + 1]
-        positions[end - len(draft) : end] = node_depths(draft) + positions[end - len(draft) - 1]
+        positions[end - len(draft) : end] = draft.depths() + positions[end - len(draft) - 1]
         ancestors.append(ancestor_mask(draft, num_before=part.num_tokens))
     return positions, ancestors
 
 
-def node_depths(draft: Draft) -> np.ndarray:
-    """[N] int32; 1 = child of the root."""
-    depths = np.zeros(len(draft), dtype=np.int32)
-    for node, parent in enumerate(draft.parents.tolist()):
-        depths[node] = 1 if parent < 0 else depths[parent] + 1
-    return depths
-
-
 def ancestor_mask(draft: Draft, *, num_before: int) -> np.ndarray:
     """[n, n] bool over the pass's own tokens: num_before causal ones (the root last), then the nodes."""
-    size = num_before + len(draft)
-    mask = np.zeros((size, size), dtype=bool)
-    mask[:num_before, :num_before] = np.tri(num_before, dtype=bool)
-    for node, parent in enumerate(draft.parents.tolist()):
-        row = num_before + node
-        mask[row] = mask[num_before + parent if parent >= 0 else num_before - 1]
-        mask[row, row] = True
+    mask = np.tri(num_before + len(draft), dtype=bool)
+    mask[num_before:, num_before:] = draft.ancestors()
     return mask
 
 

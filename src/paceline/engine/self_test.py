@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from paceline.engine.packing import node_depths
 from paceline.errors import PacelineWarning
 from paceline.types import Draft, Verdict
 
@@ -35,7 +34,7 @@ class SelfTest:
             return
         self._num_steps += 1
         for draft, verdict in verified:
-            self._possible += int(node_depths(draft).max())
+            self._possible += int(draft.depths().max())
             self._accepted += len(verdict.path)
         if self._num_steps == _NUM_STEPS and self._accepted < _LEAST_RATE * self._possible:
             warnings.warn(
