@@ -85,6 +85,11 @@ def law(*rows) -> DraftLaw:
         (replace(Draft.chain([2], source="x"), proposers=7), "coupled", "1 tuples of names"),  # type: ignore[arg-type]
         (draft([2, 3], [-1, 0], law(2)), "block", r"must be \[nodes"),
         (draft([2, 3], [-1, 0], law(2, 4)), "block", "its own law excludes"),
+        (draft([2, 3], [-1, 0], np.eye(V)[[2, 3]]), "block", "no DraftLaw of arrays"),
+        (draft([2], [-1], DraftLaw([[1.0]], np.array([2]))), "block", "no DraftLaw of arrays"),  # type: ignore[arg-type]
+        (draft([2], [-1], DraftLaw(np.array([[1.0]]), [2])), "block", "no DraftLaw of arrays"),  # type: ignore[arg-type]
+        (draft([2], [-1], DraftLaw(np.array([["1"]]), np.array([2]))), "block", "no DraftLaw of arrays"),
+        (replace(Draft.chain([2], source="x"), source=None), "coupled", "must be the drafter's name"),  # type: ignore[arg-type]
         ([2, 3], "coupled", "must be a Draft"),
     ],
     ids=str,

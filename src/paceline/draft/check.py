@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import ge
+from typing import TypeGuard
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def _problem(draft: Draft, *, budget: int, vocab_size: int, chains_only: bool) -
     if not isinstance(draft, Draft):
         return f"proposed a {type(draft).__name__}: it must be a Draft; Draft.chain makes one."
     for name, values in (("token_ids", draft.token_ids), ("parents", draft.parents)):
-        if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
+        if not _is_array(values, "iu") or values.ndim != 1:
             return f"proposed {name} that are not a one-dimensional integer array: use np.array(..., dtype=np.int32)."
     # Every draft of every request passes here in every step, and holds a handful: quicker in Python than in NumPy.
     token_ids, parents = draft.token_ids.tolist(), draft.parents.tolist()
@@ -41,13 +42,19 @@ def _problem(draft: Draft, *, budget: int, vocab_size: int, chains_only: bool) -
         return "proposed a tree; this verification rule takes chains: use coupled."
     if draft.confidence is not None and not _are_probabilities(draft.confidence, len(token_ids)):
         return f"gave a confidence that is not an array of {len(token_ids)} probabilities: give one for each node."
+    if not isinstance(draft.source, str):
+        return f"gave the source {draft.source!r:.60}: it must be the drafter's name."
     if draft.proposers is not None and not _are_names(draft.proposers, len(token_ids)):
         return f"gave proposers that are not {len(token_ids)} tuples of names: give a tuple of them for each node."
     return None if draft.law is None else _problem_of_law(draft.law, draft.token_ids, vocab_size)
 
 
-def _are_probabilities(values: np.ndarray, count: int) -> bool:
-    if not isinstance(values, np.ndarray) or values.shape != (count,) or values.dtype.kind != "f":
+def _is_array(values: object, kinds: str) -> TypeGuard[np.ndarray]:
+    return isinstance(values, np.ndarray) and values.dtype.kind in kinds
+
+
+def _are_probabilities(values: object, count: int) -> bool:
+    if not _is_array(values, "f") or values.shape != (count,):
         return False
     return all(0 <= value <= 1 + _ROUNDING for value in values.tolist())
 
@@ -58,7 +65,13 @@ def _are_names(proposers: object, count: int) -> bool:
     return all(isinstance(own, tuple) and all(isinstance(name, str) for name in own) for own in proposers)
 
 
-def _problem_of_law(law: DraftLaw, token_ids: np.ndarray, vocab_size: int) -> str | None:
+def _problem_of_law(law: object, token_ids: np.ndarray, vocab_size: int) -> str | None:
+    if (
+        not isinstance(law, DraftLaw)
+        or not _is_array(law.probs, "f")
+        or not (law.ids is None or _is_array(law.ids, "iu"))
+    ):
+        return "gave a law that is no DraftLaw of arrays: probs are floats, ids integers or None."
     width = vocab_size if law.ids is None else len(law.ids)
     if law.probs.ndim != 2 or len(law.probs) != len(token_ids) or law.probs.shape[1] > width:
         return f"gave a law of shape {law.probs.shape} for {len(token_ids)} nodes: it must be [nodes, {width}]."
