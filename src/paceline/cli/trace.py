@@ -77,7 +77,8 @@ def _choice(console: Console, request: TraceRequest, choice: int, steps: list[Tr
     """One choice of a request: its heading, its text, its steps."""
     name = f"request {request.request_id}" + (f", choice {choice}" if request.params.get("n", 1) != 1 else "")
     tokens = sum(len(step.tokens) for step in steps)
-    accepted, drafted = sum(len(step.path) for step in steps), sum(len(step.nodes) for step in steps)
+    drafted = sum(len(step.nodes) for step in steps)
+    accepted = sum(len(step.tokens) - 1 for step in steps if step.tokens)  # as metrics count: not a step's last token
     counts = (
         f"{_count(tokens, 'token')} in {_count(len(steps), 'step')}, {accepted} of {_count(drafted, 'node')} accepted"
     )
