@@ -352,6 +352,8 @@ def test_a_thread_that_dies_fails_what_was_there_and_refuses_what_comes(monkeypa
         await engine.close()
 
     asyncio.run(main())
+    assert not inner.has_unfinished
+    assert inner.cache.num_free_blocks == inner.cache.num_blocks
 
 
 def test_stats_and_records_add_up() -> None:

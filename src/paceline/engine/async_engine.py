@@ -220,6 +220,8 @@ class AsyncEngine:
             self._report(self._take, rest, [], None, time.perf_counter())
         except Exception as error:
             self._report(self._take_crash, error)
+            for request_id in list(engine.requests):
+                engine.discard(request_id)
             raise
         finally:
             engine.drafter = drafter
