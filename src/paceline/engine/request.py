@@ -110,6 +110,7 @@ class Sequence:
         self.request = request
         self.index = index  # the choice among n, and the noise's stream
         self.id = f"{request.id}/{index}"
+        self.rank = (request.priority, request.arrival + index, index)  # whose is lower goes first (scheduler.py)
         self.params = request.params
         self.tokens = TokenBuffer(request.prompt_token_ids)
         self.prompt_length = len(request.prompt_token_ids)
@@ -200,7 +201,7 @@ class Request:
 
     def __init__(
         self,
-        request_id: str,
+        arrival: int,
         prompt_token_ids: np.ndarray,
         params: SamplingParams,
         *,
@@ -210,8 +211,13 @@ class Request:
         vocab_size: int,
         prompt: str | None = None,
         stream: bool = False,
+        priority: int = 0,
+        deadline: float | None = None,
     ) -> None:
-        self.id = request_id
+        self.id = str(arrival)
+        self.arrival = arrival  # requests are numbered as they come
+        self.priority = priority  # lower goes first
+        self.deadline = deadline  # time.perf_counter() at which it ends; None = never
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.params = params
