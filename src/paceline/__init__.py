@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from paceline import errors
     from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
     from paceline.llm import LLM
-    from paceline.types import Completion, Delta, RequestOutput, SamplingParams
+    from paceline.types import Completion, Delta, Grammar, RequestOutput, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -22,6 +22,7 @@ __all__ = [
     "Completion",
     "Delta",
     "EngineConfig",
+    "Grammar",
     "RequestOutput",
     "SamplingParams",
     "SchedulerConfig",
@@ -37,7 +38,7 @@ def __getattr__(name: str) -> Any:
             module = "paceline.llm"
         case "CacheConfig" | "EngineConfig" | "SchedulerConfig" | "SpeculationConfig":
             module = "paceline.config"
-        case "Completion" | "Delta" | "RequestOutput" | "SamplingParams":
+        case "Completion" | "Delta" | "Grammar" | "RequestOutput" | "SamplingParams":
             module = "paceline.types"
         case "errors":
             return import_module("paceline.errors")

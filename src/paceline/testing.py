@@ -230,6 +230,9 @@ class CharTokenizer:
     def token_text(self, token_id: int) -> str:
         return self._texts[token_id]
 
+    def token_bytes(self) -> list[bytes | None]:
+        return [None if i in self.special_ids else text.encode() for i, text in enumerate(self._texts)]
+
     def render_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
         turns = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         return turns + "assistant: " if add_generation_prompt else turns

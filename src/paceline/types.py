@@ -5,16 +5,70 @@ Shapes: T tokens of a pass, M rows whose logits are wanted, N nodes of a draft, 
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from paceline.errors import ConfigError
 
 FinishReason = Literal["stop", "length", "abort"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "lark", "choice"]
+MAX_GRAMMAR_CHARACTERS = 1 << 17
+MAX_MARKER_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output must be, from its first character to its last; `Grammar.json_schema({...})` and the like make one.
+
+    A marker, such as "</think>", leaves what comes before its first occurrence free, the end of the output included.
+    Whether the grammar itself can be read shows when a request is checked. Raises ConfigError, naming the field, for a
+    value outside its rule.
+    """
+
+    kind: GrammarKind
+    text: str = ""  # a JSON schema, a regular expression, a grammar in Lark's notation, or choices as a JSON list
+    after: str | None = None  # the marker; None = the whole output follows the grammar
+
+    def __post_init__(self) -> None:
+        kinds = get_args(GrammarKind)
+        _require(self.kind in kinds, self, "kind", f"one of {', '.join(kinds)}", "try json_schema")
+        limit = MAX_GRAMMAR_CHARACTERS
+        _require(_unicode(self.text) and len(self.text) <= limit, self, "text", f"at most {limit} characters", "shorten it")
+        _require(self.kind != "json_object" or not self.text, self, "text", "empty for json_object", "try json_schema")
+        _require(
+            self.after is None or (_unicode(self.after) and 1 <= len(self.after) <= MAX_MARKER_CHARACTERS),
+            self, "after", f"None or 1 to {MAX_MARKER_CHARACTERS} characters", "try '</think>'",
+        )  # fmt: skip
+
+    @classmethod
+    def json_object(cls, *, after: str | None = None) -> Grammar:
+        """Any JSON object."""
+        return cls("json_object", after=after)
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str, *, after: str | None = None) -> Grammar:
+        """JSON that is valid against the schema, with the properties in its order."""
+        return cls("json_schema", schema if isinstance(schema, str) else _json("schema", schema), after)
+
+    @classmethod
+    def regex(cls, pattern: str, *, after: str | None = None) -> Grammar:
+        """A text that the whole of the expression matches (Rust's syntax: no look-around, no back-references)."""
+        return cls("regex", pattern, after)
+
+    @classmethod
+    def lark(cls, text: str, *, after: str | None = None) -> Grammar:
+        """A text of the context-free grammar in Lark's notation, whose first rule is `start`."""
+        return cls("lark", text, after)
+
+    @classmethod
+    def choice(cls, choices: Iterable[str], *, after: str | None = None) -> Grammar:
+        """One of these texts."""
+        return cls("choice", _json("choices", _as_tuple(choices)), after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +98,7 @@ class SamplingParams:
     logprobs: int | None = None  # report the emitted token's raw log-probability and the top N; None = off
     prompt_logprobs: int | None = None  # the same for each prompt token
     skip_special_tokens: bool = True  # leave special tokens out of the text
+    grammar: Grammar | None = None  # what the output must be; None = anything
     speculation: bool = True  # False = decode this request plainly, whatever the engine's drafter
 
     def __post_init__(self) -> None:
@@ -99,6 +154,11 @@ class SamplingParams:
             _require(value is None or (_whole(value) and 0 <= value <= 100), self, name, "None or in 0..100", "try 5")
         for name in ("ignore_eos", "skip_special_tokens", "speculation"):
             _require(isinstance(getattr(self, name), bool), self, name, "True or False", "leave it out for the default")
+        _require(
+            self.grammar is None or isinstance(self.grammar, Grammar),
+            self, "grammar", "None or a Grammar", "try Grammar.json_object()",
+        )  # fmt: skip
+        _require(not (self.grammar and self.ignore_eos), self, "ignore_eos", "False with a grammar", "it ends the output")
 
     @property
     def greedy(self) -> bool:
@@ -125,6 +185,17 @@ def _whole(value: object) -> bool:
 
 def _token_id(value: object) -> bool:
     return _whole(value) and value >= 0  # type: ignore[operator]  # an integer
+
+
+def _unicode(value: object) -> bool:
+    return isinstance(value, str) and not any(0xD800 <= ord(character) < 0xE000 for character in value)
+
+
+def _json(name: str, value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} must be JSON ({error}): use dictionaries, lists, texts and numbers.") from error
 
 
 def _as_tuple(value: object) -> tuple:
@@ -177,19 +248,23 @@ class Draft:
         ids = self.token_ids.tolist()
         if ends.isdisjoint(ids):
             return self
-        place = {-1: -1}  # of the nodes that have children or may, in the new draft
-        kept: list[int] = []
+        fertile, kept = {-1}, []  # nodes that may have children
         for node, parent in enumerate(self.parents.tolist()):
-            if parent in place:
+            if parent in fertile:
                 if ids[node] not in ends:
-                    place[node] = len(kept)
+                    fertile.add(node)
                 kept.append(node)
+        return self.only(kept)
+
+    def only(self, nodes: list[int]) -> Draft:
+        """The draft of these nodes, ascending, whose parents are among them. It has no law."""
+        place = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
         return Draft(
-            token_ids=self.token_ids[kept],
-            parents=np.array([place[parent] for parent in self.parents[kept].tolist()], dtype=np.int32),
-            confidence=None if self.confidence is None else self.confidence[kept],
+            token_ids=self.token_ids[nodes],
+            parents=np.array([place[parent] for parent in self.parents[nodes].tolist()], dtype=np.int32),
+            confidence=None if self.confidence is None else self.confidence[nodes],
             source=self.source,
-            proposers=None if self.proposers is None else tuple(self.proposers[node] for node in kept),
+            proposers=None if self.proposers is None else tuple(self.proposers[node] for node in nodes),
         )
 
     @classmethod
@@ -340,7 +415,7 @@ class Completion:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None  # None while it is running
-    stop_reason: int | str | None = None  # the stop token or string that ended it
+    stop_reason: int | str | None = None  # the stop token or string that ended it; "grammar" = it left no token, abort
     logprobs: tuple[TokenLogprob, ...] | None = None
     origins: tuple[str, ...] = ()  # one a token: "accepted", "recovered", "bonus", or "plain" (no draft was there)
 

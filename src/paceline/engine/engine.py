@@ -18,6 +18,8 @@ from paceline.engine.scheduler import ScheduledSequence, Scheduler
 from paceline.engine.self_test import SelfTest
 from paceline.errors import ConfigError, DraftMismatchError, PromptError
 from paceline.interfaces import Controller, Drafter, Runner, Tokenizer, Verifier
+from paceline.sampling.grammar import CompiledGrammar, GrammarCompiler
+from paceline.sampling.grammar_state import GrammarState
 from paceline.types import (
     Delta,
     Draft,
@@ -75,6 +77,7 @@ class Engine:
             max_model_len=runner.max_model_len,
             max_draft_tokens=max_draft_tokens if drafter is not None else 0,
         )
+        self.grammars = GrammarCompiler(tokenizer, vocab_size=runner.vocab_size)
         self.requests: dict[str, Request] = {}  # those that are not finished, by id
         self._num_requests = 0
         self._self_test = SelfTest(drafter.name) if drafter is not None else None
@@ -92,7 +95,9 @@ class Engine:
 
     def check_request(self, prompt_token_ids: list[int] | np.ndarray, params: SamplingParams) -> None:
         """Raises PromptError for a prompt that is empty, beyond the context or holds unknown token ids, and ConfigError
-        for parameters that name tokens outside the vocabulary or leave no token to sample."""
+        for parameters that name tokens outside the vocabulary or leave no token to sample, or for a grammar that cannot
+        be used; MissingDependencyError for a grammar without llguidance. Safe to call from any thread: a grammar is
+        compiled here, not in a step."""
         if not isinstance(params, SamplingParams):
             raise ConfigError(
                 f"params must be SamplingParams; got {type(params).__name__}: SamplingParams(max_tokens=64)."
@@ -119,6 +124,7 @@ class Engine:
             tokenizer=self.tokenizer,
             eos_ids=self.tokenizer.eos_ids,
             vocab_size=self.runner.vocab_size,
+            grammar=self.compiled(params),
             prompt=prompt,
             stream=stream,
         )
@@ -126,6 +132,10 @@ class Engine:
         for sequence in request.sequences:
             self.scheduler.add(sequence)
         return request.id
+
+    def compiled(self, params: SamplingParams) -> CompiledGrammar | None:
+        """The grammar of these parameters, if they have one. Raises what GrammarCompiler.compile raises."""
+        return None if params.grammar is None else self.grammars.compile(params.grammar)
 
     def abort(self, request_id: str) -> list[Delta]:
         """Cancels a request between two steps; the deltas hold what was held back. Empty if it is not running."""
@@ -151,7 +161,7 @@ class Engine:
             return []
         try:
             self._copy_blocks(plan)
-            drafts = self._propose(plan)
+            drafts = self._constrain(plan, self._propose(plan))
             passed = self._forward(plan, drafts)
             verdicts = self._verify(plan, drafts, passed)
             return self._commit(plan, drafts, verdicts, passed)
@@ -209,6 +219,10 @@ class Engine:
             if draft is None or len(draft) < budgets[k]:
                 plan[indices[k]].sequence.lengths_fixed = False
         return drafts
+
+    def _constrain(self, plan: list[ScheduledSequence], drafts: list[Draft | None]) -> list[Draft | None]:
+        """Drafts without what a grammar rules out; each part gets the masks of its rows."""
+        return [part.constrain(draft) for part, draft in zip(plan, drafts, strict=True)]
 
     def _forward(self, plan: list[ScheduledSequence], drafts: list[Draft | None]) -> Pass:
         batch, sampling, rows = pack(
@@ -349,6 +363,19 @@ class Engine:
         allowed = params.allowed_token_ids
         if len(banned) >= vocab_size if allowed is None else banned.issuperset(allowed):
             raise ConfigError("allowed_token_ids, banned_token_ids and min_tokens together leave no token to sample.")
+        if params.grammar is not None:
+            self._check_grammar(params)
+
+    def _check_grammar(self, params: SamplingParams) -> None:
+        if self.verifier.needs_laws:
+            raise ConfigError("a grammar needs the rule coupled, as others would be biased by drafts that it cuts.")
+        grammar = self.compiled(params)
+        assert grammar is not None
+        eos_ids, vocab_size = self.tokenizer.eos_ids, self.runner.vocab_size
+        if GrammarState(grammar, params, eos_ids=eos_ids, vocab_size=vocab_size).status != "open":
+            raise ConfigError(
+                "grammar, allowed_token_ids, banned_token_ids and min_tokens together leave no token to begin with."
+            )
 
 
 def _successors(passed: Pass) -> list[np.ndarray | None]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from paceline.cache.manager import CacheManager
 from paceline.config import SchedulerConfig
 from paceline.engine.request import Sequence
 from paceline.errors import CacheError
-from paceline.types import RequestView
+from paceline.types import Draft, RequestView
 
 
 @dataclass(slots=True)
@@ -24,6 +26,7 @@ class ScheduledSequence:
     samples: bool  # all pending tokens are computed, so that the pass yields a new one
     draft_limit: int = 0  # nodes that may be drafted on top
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) blocks to copy before writing
+    allowed: np.ndarray | None = None  # [1 + nodes, ceil(V/8)] uint8, bit masks of its rows, if it has a grammar
     _view: RequestView | None = None
 
     def view(self, cache: CacheManager) -> RequestView:
@@ -31,6 +34,13 @@ class ScheduledSequence:
         if self._view is None:
             self._view = self.sequence.view(cache.block_table(self.sequence.id))
         return self._view
+
+    def constrain(self, draft: Draft | None) -> Draft | None:
+        """The draft as far as the sequence's grammar allows; sets the rows' masks."""
+        grammar = self.sequence.grammar
+        if grammar is not None and self.samples:
+            draft, self.allowed = grammar.constrain(draft)
+        return draft
 
 
 class Scheduler:
