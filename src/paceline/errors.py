@@ -11,6 +11,9 @@
     │   └── UnsupportedModelError   an architecture, tensor type or option that Paceline does not implement
     ├── DraftMismatchError      a drafter that does not fit the target
     ├── CacheError              a KV budget in which not even one request fits, or more memory than there is
+    ├── QueueFullError          more requests wait than may: try again later
+    ├── EngineClosedError       an engine that shuts down, or has
+    ├── EngineStepError         a step that failed, and with it the requests in it
     └── MissingDependencyError  an optional package that is not installed
 
 Each message is one line: the value, the rule, the remedy. The command line prints it and exits with code 2.
@@ -62,6 +65,22 @@ class DraftMismatchError(PacelineError):
 
 class CacheError(PacelineError):
     """A KV budget in which not even one request fits, or more memory than there is."""
+
+
+class QueueFullError(PacelineError):
+    """As many requests wait as may."""
+
+    def __init__(self, message: str, *, retry_after_seconds: int) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds  # an estimate of when there is room, at least 1
+
+
+class EngineClosedError(PacelineError):
+    """The engine takes no more requests: it shuts down, or has."""
+
+
+class EngineStepError(PacelineError):
+    """A step that raised; `__cause__` is what. The requests in it are lost, the others go on."""
 
 
 class MissingDependencyError(PacelineError):

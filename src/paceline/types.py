@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -476,6 +477,25 @@ class Delta:
     token_ids: tuple[int, ...]
     origins: tuple[str, ...]  # as in Completion
     output: RequestOutput | None = None  # the whole result, on the last delta of the request
+    logprobs: tuple[TokenLogprob, ...] | None = None  # of these tokens; None if they were not asked for
+    finish_reason: FinishReason | None = None  # on the last delta of the choice
+    stop_reason: int | str | None = None  # as in Completion
+
+    @staticmethod
+    def joined(deltas: Sequence[Delta]) -> Delta:
+        """Successive deltas of one choice, at least one, as the delta of a single longer step."""
+        last = deltas[-1]
+        if len(deltas) == 1:
+            return last
+        return replace(
+            last,
+            text="".join(delta.text for delta in deltas),
+            token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
+            origins=tuple(chain.from_iterable(delta.origins for delta in deltas)),
+            logprobs=None
+            if last.logprobs is None
+            else tuple(chain.from_iterable(delta.logprobs or () for delta in deltas)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

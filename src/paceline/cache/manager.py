@@ -35,7 +35,7 @@ class CacheManager:
     def __init__(self, *, num_blocks: int, block_size: int = 16, prefix_caching: bool = True) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._prefix_caching = prefix_caching
+        self.prefix_caching = prefix_caching
         self._pool = BlockPool(num_blocks)
         self._tables: dict[str, _Table] = {}
 
@@ -51,7 +51,7 @@ class CacheManager:
         """
         assert request_id not in self._tables, f"request {request_id} has a table already"
         table = self._tables[request_id] = _Table()
-        if not self._prefix_caching:
+        if not self.prefix_caching:
             return 0
         parent = b""
         for index in range((len(token_ids) - 1) // self.block_size):
@@ -145,7 +145,7 @@ class CacheManager:
             table.count -= 1
             self._pool.release(int(table.ids[table.count]))
         del table.keys[keep:]
-        if not self._prefix_caching:
+        if not self.prefix_caching:
             return
         for index in range(len(table.keys), full):
             parent = table.keys[-1] if table.keys else b""

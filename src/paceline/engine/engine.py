@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import threading
+import time
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -79,19 +82,31 @@ class Engine:
         )
         self.grammars = GrammarCompiler(tokenizer, vocab_size=runner.vocab_size)
         self.requests: dict[str, Request] = {}  # those that are not finished, by id
-        self._num_requests = 0
+        self._plan: list[ScheduledSequence] | None = None  # of the last step; None = it failed to make one
+        self._arrivals = count(1)
+        self._with_deadline: dict[str, Request] = {}  # those of `requests` that have one
         self._self_test = SelfTest(drafter.name) if drafter is not None else None
         self._finished = SpeculationMetrics()  # of the requests that are over
+        self._counting = threading.Lock()  # a request is either in `requests` or in `_finished` while it is held
 
     @property
     def has_unfinished(self) -> bool:
         return bool(self.requests)
 
     @property
+    def in_step(self) -> list[str]:
+        """Ids of the requests that the last step computed for, or tried to: all if it failed before it knew."""
+        if self._plan is None:
+            return list(self.requests)
+        return list(dict.fromkeys(part.sequence.request.id for part in self._plan))
+
+    @property
     def metrics(self) -> SpeculationMetrics:
-        """Counted over all requests so far, the running ones included."""
-        running = (s.speculation.freeze() for request in self.requests.values() for s in request.sequences)
-        return sum(running, self._finished)
+        """Counted over all requests so far, the running ones included. Safe from any thread."""
+        with self._counting:
+            requests, finished = self.requests.copy(), self._finished
+            running = (s.speculation.freeze() for request in requests.values() for s in request.sequences)
+            return sum(running, finished)
 
     def check_request(self, prompt_token_ids: list[int] | np.ndarray, params: SamplingParams) -> None:
         """Raises PromptError for a prompt that is empty, beyond the context or holds unknown token ids, and ConfigError
@@ -112,12 +127,34 @@ class Engine:
         *,
         prompt: str | None = None,
         stream: bool = False,
+        priority: int = 0,
+        deadline: float | None = None,
     ) -> str:
-        """Queues a request and returns its id. Raises what `check_request` raises."""
+        """Queues a request and returns its id. Options and errors are those of `new_request`."""
+        request = self.new_request(
+            prompt_token_ids, params, prompt=prompt, stream=stream, priority=priority, deadline=deadline
+        )
+        self.add(request)
+        return request.id
+
+    def new_request(
+        self,
+        prompt_token_ids: list[int] | np.ndarray,
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        stream: bool = False,
+        priority: int = 0,
+        deadline: float | None = None,
+    ) -> Request:
+        """A request for `add`, numbered as they come. Touches nothing that a step does: safe from any thread.
+
+        priority: lower goes first, in the queue and for K/V blocks. deadline: time.perf_counter() at which
+        `abort_overdue` ends it. Raises what `check_request` raises.
+        """
         self.check_request(prompt_token_ids, params)
-        self._num_requests += 1
-        request = Request(
-            str(self._num_requests),
+        return Request(
+            next(self._arrivals),
             np.asarray(prompt_token_ids, dtype=np.int32),
             params,
             seed=secrets.randbits(64) if params.seed is None else int(params.seed),
@@ -127,32 +164,55 @@ class Engine:
             grammar=self.compiled(params),
             prompt=prompt,
             stream=stream,
+            priority=priority,
+            deadline=deadline,
         )
+
+    def add(self, request: Request) -> None:
+        """Queues a request."""
         self.requests[request.id] = request
+        if request.deadline is not None:
+            self._with_deadline[request.id] = request
         for sequence in request.sequences:
             self.scheduler.add(sequence)
-        return request.id
 
     def compiled(self, params: SamplingParams) -> CompiledGrammar | None:
         """The grammar of these parameters, if they have one. Raises what GrammarCompiler.compile raises."""
         return None if params.grammar is None else self.grammars.compile(params.grammar)
 
-    def abort(self, request_id: str) -> list[Delta]:
+    def abort(self, request_id: str, *, stop_reason: str | None = None) -> list[Delta]:
         """Cancels a request between two steps; the deltas hold what was held back. Empty if it is not running."""
         request = self.requests.get(request_id)
         if request is None:
             return []
         cancelled = [sequence for sequence in request.sequences if sequence.finish_reason is None]
         for sequence in cancelled:
-            sequence.finish_reason = "abort"
+            sequence.finish_reason, sequence.stop_reason = "abort", stop_reason
             if sequence.detokenizer is not None:
                 sequence.detokenizer.close()
             self._leave(sequence)
         if not cancelled:  # its last step failed after the output had ended
-            del self.requests[request_id]
+            self._forget(request)
             return []
         *others, last = cancelled
         return [*(_delta(sequence, []) for sequence in others), self._last_delta(last, token_ids=[])]
+
+    def abort_overdue(self) -> list[Delta]:
+        """Cancels, between two steps, the requests whose deadline is over; their stop_reason is "deadline"."""
+        if not self._with_deadline:
+            return []
+        now = time.perf_counter()
+        overdue = [r.id for r in self._with_deadline.values() if r.deadline is not None and now >= r.deadline]
+        return [delta for request_id in overdue for delta in self.abort(request_id, stop_reason="deadline")]
+
+    def discard(self, request_id: str) -> None:
+        """Drops a request that a failed step left in any state, without an output. Unknown ones are ignored."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            for sequence in request.sequences:
+                self.scheduler.remove(sequence)
+                self._release_draft(sequence)
+            self._forget(request)
 
     def step(self) -> list[Delta]:
         """One target pass. Returns what it added to streamed requests, and the last delta of every finished one."""
@@ -183,10 +243,11 @@ class Engine:
             )
 
     def _schedule(self) -> list[ScheduledSequence]:
-        plan, preempted = self.scheduler.schedule()
+        self._plan = None
+        self._plan, preempted = self.scheduler.schedule()
         for sequence in preempted:
             self._release_draft(sequence)
-        return plan
+        return self._plan
 
     def _copy_blocks(self, plan: list[ScheduledSequence]) -> None:
         """Blocks that sequences shared become their own before anything, a drafter included, writes or fails."""
@@ -333,10 +394,15 @@ class Engine:
 
     def _last_delta(self, sequence: Sequence, *, token_ids: list[int]) -> Delta:
         request = sequence.request
-        del self.requests[request.id]
-        self._finished = sum((s.speculation.freeze() for s in request.sequences), self._finished)
+        self._forget(request)
         output = request.output(lossless=self.verifier.lossless, coupled=not self.verifier.needs_laws)
         return _delta(sequence, token_ids, output=output)
+
+    def _forget(self, request: Request) -> None:
+        with self._counting:
+            del self.requests[request.id]
+            self._finished = sum((s.speculation.freeze() for s in request.sequences), self._finished)
+        self._with_deadline.pop(request.id, None)
 
     def _check_prompt(self, prompt_token_ids: list[int] | np.ndarray) -> None:
         length, limit = len(prompt_token_ids), self.runner.max_model_len
@@ -388,5 +454,15 @@ def _successors(passed: Pass) -> list[np.ndarray | None]:
 
 def _delta(sequence: Sequence, token_ids: list[int], *, output: RequestOutput | None = None) -> Delta:
     text = sequence.detokenizer.take() if sequence.detokenizer is not None else ""
-    origins = tuple(sequence.origins[len(sequence.origins) - len(token_ids) :])
-    return Delta(sequence.request.id, sequence.index, text, tuple(token_ids), origins, output)
+    origins, logprobs = sequence.origins, sequence.logprobs
+    return Delta(
+        sequence.request.id,
+        sequence.index,
+        text,
+        tuple(token_ids),
+        tuple(origins[len(origins) - len(token_ids) :]),
+        output,
+        tuple(logprobs[len(logprobs) - len(token_ids) :]) if sequence.params.logprobs is not None else None,
+        sequence.finish_reason,
+        sequence.stop_reason,
+    )

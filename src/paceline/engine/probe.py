@@ -22,7 +22,7 @@ def last_row(
     Raises CacheError if what is running leaves too few K/V blocks for all tokens; they are given back afterwards.
     """
     request = Request(
-        "probe",
+        0,  # which no other request has
         token_ids[:prompt_length],
         replace(params, n=stream + 1, prompt_logprobs=None),
         seed=seed,

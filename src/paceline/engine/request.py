@@ -205,7 +205,7 @@ class Request:
 
     def __init__(
         self,
-        request_id: str,
+        arrival: int,
         prompt_token_ids: np.ndarray,
         params: SamplingParams,
         *,
@@ -216,8 +216,13 @@ class Request:
         grammar: CompiledGrammar | None,
         prompt: str | None = None,
         stream: bool = False,
+        priority: int = 0,
+        deadline: float | None = None,
     ) -> None:
-        self.id = request_id
+        self.id = str(arrival)
+        self.arrival = arrival  # requests are numbered as they come
+        self.priority = priority  # lower goes first
+        self.deadline = deadline  # time.perf_counter() at which it ends; None = never
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.params = params

@@ -56,6 +56,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # oldest first
         self.num_preemptions = 0
+        self.num_prefix_queries = 0  # prompt tokens looked up in the prefix cache, by sequences not yet begun
+        self.num_prefix_hits = 0  # those of them that were there
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running)
@@ -158,7 +160,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, budget: int) -> ScheduledSequence | None:
         """Takes the first waiting sequence in if its next chunk fits; never preempts for it."""
-        leader = sequence.request.sequences[0]
+        leader, looked_up = sequence.request.sequences[0], False
         if sequence is not leader and sequence.num_output == 0 and leader in self.running:
             shared = sequence.prompt_length - 1
             if leader.num_computed < shared:
@@ -166,6 +168,7 @@ class Scheduler:
             self.cache.fork(leader.id, sequence.id, shared)
             sequence.num_computed = shared
         elif not sequence.wants_prompt_rows:
+            looked_up = self.cache.prefix_caching
             sequence.num_computed = self.cache.match_prefix(sequence.id, sequence.tokens.view())
         num_tokens = min(sequence.pending, budget)
         copies = self.cache.allocate(sequence.id, num_computed=sequence.num_computed, num_new=num_tokens)
@@ -175,6 +178,9 @@ class Scheduler:
             return None
         if sequence.scheduled_at is None:
             sequence.note_scheduled()
+            if looked_up:
+                self.num_prefix_queries += sequence.prompt_length
+                self.num_prefix_hits += sequence.num_cached_tokens
         self.waiting.popleft()
         self.running.append(sequence)
         return _part(sequence, num_tokens, copies)
