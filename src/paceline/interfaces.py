@@ -104,6 +104,11 @@ class Drafter(Protocol):
     note: str = ""  # what people should know of it, for the model card
     num_successors: int = 0  # best next tokens of each sampled row that `observe` wants
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the drafters of which a request may choose one: those of a hybrid, or the drafter itself."""
+        return (self.name,)
+
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         """One draft of at most budgets[i] >= 1 nodes for each view, or None where there is nothing to guess.
 

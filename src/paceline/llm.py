@@ -14,7 +14,6 @@ import numpy as np
 import paceline
 from paceline import drafters, verify
 from paceline.config import EngineConfig, SpeculationConfig
-from paceline.control.policy import FixedLength
 from paceline.engine.counters import counters
 from paceline.engine.engine import Engine
 from paceline.engine.interrupt import deferred_interrupt
@@ -81,8 +80,8 @@ class LLM:
             drafter=drafters.create(
                 config, target=self._model, runner=self.runner, verifier=verifier, progress=progress
             ),
-            controller=FixedLength(rule.max_draft_tokens),
             max_draft_tokens=rule.max_draft_tokens,
+            max_predicted_tokens=rule.max_predicted_tokens,
             scheduler=config.scheduler,
             cache=config.cache,
         )
@@ -181,6 +180,13 @@ class LLM:
             self.engine, np.asarray(token_ids, np.int32), params, prompt_length=prompt_length, seed=seed, stream=stream
         )
         return race_margin(logits, sampling)
+
+    def encode_prediction(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text that an answer will resemble, for `SamplingParams.prediction`.
+
+        Where an answer departs from it its tokens may be cut otherwise for a while; drafting finds its place again.
+        """
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def metrics(self) -> dict[str, int]:
         """Counters of speculation over all requests so far, under the names of docs/glossary.md."""

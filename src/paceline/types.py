@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -71,6 +71,54 @@ class Grammar:
         """One of these texts."""
         return cls("choice", _json("choices", _as_tuple(choices)), after)
 
+PREDICTION = "prediction"  # the drafter that follows a request's own prediction
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpeculation:
+    """What one request takes of the engine's speculation. `parse` reads JSON's values.
+
+    Raises ConfigError, naming the field, for a value outside its rule.
+    """
+
+    num_speculative_tokens: int | None = None  # nodes of a draft at most; None = as many as the engine drafts
+    method: str | None = None  # the only drafter that may draft, by its name; None or "auto" = all, "none" = none
+
+    def __post_init__(self) -> None:
+        cap, method = self.num_speculative_tokens, self.method
+        _require(
+            cap is None or (_whole(cap) and cap >= 1),
+            self, "num_speculative_tokens", "None or an integer >= 1", 'take method "none" to draft nothing',
+        )  # fmt: skip
+        _require(
+            method is None or (isinstance(method, str) and method),
+            self, "method", "None or a drafter's name", "leave it out for all of the engine's",
+        )  # fmt: skip
+        _require(
+            cap is None or method != "none",
+            self, "num_speculative_tokens", 'left out with method "none"', "nothing is drafted",
+        )  # fmt: skip
+
+    def allows(self, drafter: str) -> bool:
+        """This drafter may draft for the request."""
+        return self.method in (None, "auto", drafter)
+
+    @classmethod
+    def parse(cls, value: bool | Mapping[str, Any] | RequestSpeculation) -> bool | RequestSpeculation:
+        """From true, false, or an object such as {"method": "ngram", "num_speculative_tokens": 3}.
+
+        Raises ConfigError for anything else, and for an unknown key.
+        """
+        if isinstance(value, (bool, RequestSpeculation)):
+            return value
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"speculation of a request must be true, false or an object; got {value!r:.100}.")
+        known = sorted(f.name for f in fields(cls))
+        unknown = sorted(set(value) - set(known), key=str)
+        if unknown:
+            raise ConfigError(f"speculation of a request has no option {unknown[0]!r}; it has {', '.join(known)}.")
+        return cls(**value)
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -100,10 +148,11 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same for each prompt token
     skip_special_tokens: bool = True  # leave special tokens out of the text
     grammar: Grammar | None = None  # what the output must be; None = anything
-    speculation: bool = True  # False = decode this request plainly, whatever the engine's drafter
+    speculation: bool | RequestSpeculation = True  # False = decode plainly, whatever the engine's drafter; or see there
+    prediction: tuple[int, ...] = ()  # tokens that the output will resemble, to draft from; unread where nothing drafts
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "banned_token_ids", "allowed_token_ids"):
+        for name in ("stop", "stop_token_ids", "banned_token_ids", "allowed_token_ids", "prediction"):
             value = getattr(self, name)
             if value is not None or name != "allowed_token_ids":
                 object.__setattr__(self, name, _as_tuple(value))
@@ -131,7 +180,7 @@ class SamplingParams:
             and all(_token_id(t) and _finite(b) and -100 <= b <= 100 for t, b in self.logit_bias.items()),
             self, "logit_bias", "a map of token ids >= 0 to a bias in [-100, 100]", "ban a token with banned_token_ids",
         )  # fmt: skip
-        for name in ("stop_token_ids", "banned_token_ids"):
+        for name in ("stop_token_ids", "banned_token_ids", "prediction"):
             _require(all(map(_token_id, getattr(self, name))), self, name, "integers >= 0", "name tokens by their ids")
         _require(
             self.allowed_token_ids is None or (self.allowed_token_ids and all(map(_token_id, self.allowed_token_ids))),
@@ -153,13 +202,39 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _require(value is None or (_whole(value) and 0 <= value <= 100), self, name, "None or in 0..100", "try 5")
-        for name in ("ignore_eos", "skip_special_tokens", "speculation"):
+        for name in ("ignore_eos", "skip_special_tokens"):
             _require(isinstance(getattr(self, name), bool), self, name, "True or False", "leave it out for the default")
         _require(
             self.grammar is None or isinstance(self.grammar, Grammar),
             self, "grammar", "None or a Grammar", "try Grammar.json_object()",
         )  # fmt: skip
         _require(not (self.grammar and self.ignore_eos), self, "ignore_eos", "False with a grammar", "it ends the output")
+        self._check_drafting()
+
+    def _check_drafting(self) -> None:
+        _require(
+            isinstance(self.speculation, (bool, RequestSpeculation)),
+            self, "speculation", "True, False or a RequestSpeculation", "leave it out for the default",
+        )  # fmt: skip
+        method = self.drafting.method
+        if self.prediction and not (self.drafting.allows(PREDICTION) or method == "none"):
+            raise ConfigError(
+                f'a prediction is read with method "auto" or "prediction"; got {method!r:.100}: drop one.'
+            )
+        if method == PREDICTION and not self.prediction:
+            raise ConfigError('method "prediction" drafts from a prediction, and there is none: give its token ids.')
+
+    @property
+    def drafting(self) -> RequestSpeculation:
+        """`speculation`, with True and False spelled out."""
+        if isinstance(self.speculation, RequestSpeculation):
+            return self.speculation
+        return _ALL_DRAFTERS if self.speculation else _NO_DRAFTER
+
+    @property
+    def speculates(self) -> bool:
+        """Drafts may be made for this request."""
+        return self.drafting.method != "none"
 
     @property
     def greedy(self) -> bool:
@@ -212,6 +287,9 @@ def _as_tuple(value: object) -> tuple:
 def _require(holds: object, owner: object, name: str, rule: str, remedy: str) -> None:
     if not holds:
         raise ConfigError(f"{name} must be {rule}; got {getattr(owner, name)!r:.100}: {remedy}.")
+
+
+_ALL_DRAFTERS, _NO_DRAFTER = RequestSpeculation(), RequestSpeculation(method="none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,6 +521,16 @@ class SpeculationMetrics:
     def acceptance_length(self) -> float:
         """1 + accepted / steps: tokens that one target pass yields."""
         return 1.0 + self.num_accepted_tokens / self.num_steps if self.num_steps else 1.0
+
+    @property
+    def accepted_prediction_tokens(self) -> int:
+        """Nodes from requests' predictions that were accepted."""
+        return self.num_accepted_tokens_per_drafter.get(PREDICTION, 0)
+
+    @property
+    def rejected_prediction_tokens(self) -> int:
+        """Nodes from requests' predictions that were drafted in vain; a token that was drafted anew counts again."""
+        return self.num_draft_tokens_per_drafter.get(PREDICTION, 0) - self.accepted_prediction_tokens
 
     def __add__(self, other: SpeculationMetrics) -> SpeculationMetrics:
         mine, theirs = self.num_accepted_tokens_per_pos, other.num_accepted_tokens_per_pos

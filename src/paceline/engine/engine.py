@@ -13,13 +13,13 @@ import numpy as np
 from paceline.cache.manager import CacheManager
 from paceline.config import CacheConfig, SchedulerConfig, at_least
 from paceline.control.policy import FixedLength
-from paceline.draft.check import check_draft
+from paceline.draft.check import check_draft, check_list
 from paceline.engine import outcome
 from paceline.engine.packing import Rows, pack
 from paceline.engine.request import Request, Sequence
 from paceline.engine.scheduler import ScheduledSequence, Scheduler
 from paceline.engine.self_test import SelfTest
-from paceline.errors import ConfigError, DraftMismatchError, PromptError
+from paceline.errors import ConfigError, PromptError
 from paceline.interfaces import Controller, Drafter, Runner, Tokenizer, Verifier
 from paceline.sampling.grammar import CompiledGrammar, GrammarCompiler
 from paceline.sampling.grammar_state import GrammarState
@@ -49,6 +49,8 @@ class Engine:
 
     The text of a request is a function of (target weights, prompt, sampling parameters, seed) alone when the verifier
     is `coupled`: drafter, draft length, batch and scheduling cannot alter it. `step` is the whole algorithm.
+
+    max_draft_tokens: nodes of a draft. max_predicted_tokens: those of requests with a prediction; None = the same.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Engine:
         drafter: Drafter | None = None,
         controller: Controller | None = None,
         max_draft_tokens: int = 0,
+        max_predicted_tokens: int | None = None,
         scheduler: SchedulerConfig | None = None,
         cache: CacheConfig | None = None,
     ) -> None:
@@ -69,7 +72,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.verifier = verifier
         self.drafter = drafter
-        self.controller = controller or FixedLength(max_draft_tokens)
+        longest = max_draft_tokens if max_predicted_tokens is None else max_predicted_tokens
+        self.controller = controller or FixedLength(max(max_draft_tokens, longest))
         prefix_caching = (cache or CacheConfig()).prefix_caching
         self.cache = CacheManager(
             num_blocks=runner.kv.num_blocks, block_size=runner.kv.block_size, prefix_caching=prefix_caching
@@ -79,6 +83,7 @@ class Engine:
             self.cache,
             max_model_len=runner.max_model_len,
             max_draft_tokens=max_draft_tokens if drafter is not None else 0,
+            max_predicted_tokens=longest if drafter is not None else 0,
         )
         self.grammars = GrammarCompiler(tokenizer, vocab_size=runner.vocab_size)
         self.requests: dict[str, Request] = {}  # those that are not finished, by id
@@ -110,15 +115,16 @@ class Engine:
 
     def check_request(self, prompt_token_ids: list[int] | np.ndarray, params: SamplingParams) -> None:
         """Raises PromptError for a prompt that is empty, beyond the context or holds unknown token ids, and ConfigError
-        for parameters that name tokens outside the vocabulary or leave no token to sample, or for a grammar that cannot
-        be used; MissingDependencyError for a grammar without llguidance. Safe to call from any thread: a grammar is
-        compiled here, not in a step."""
+        for parameters that name tokens outside the vocabulary, leave no token to sample or choose a drafter that is not
+        there, or for a grammar that cannot be used; MissingDependencyError for a grammar without llguidance. Safe to
+        call from any thread: a grammar is compiled here, not in a step."""
         if not isinstance(params, SamplingParams):
             raise ConfigError(
                 f"params must be SamplingParams; got {type(params).__name__}: SamplingParams(max_tokens=64)."
             )
         self._check_prompt(prompt_token_ids)
         self._check_params(params)
+        self._check_drafter(params)
 
     def add_request(
         self,
@@ -268,8 +274,7 @@ class Engine:
         chosen = [k for k, budget in enumerate(budgets) if budget > 0]
         drafter = self.drafter.name
         proposals = self.drafter.propose([views[k] for k in chosen], [budgets[k] for k in chosen])
-        if not isinstance(proposals, list) or len(proposals) != len(chosen):
-            raise DraftMismatchError(f"drafter {drafter!r} must return a list of {len(chosen)} drafts or Nones.")
+        check_list(proposals, drafter=drafter, count=len(chosen))
         vocab_size, chains_only = self.runner.vocab_size, self.verifier.chains_only
         for k, draft in zip(chosen, proposals, strict=True):
             if draft is not None:
@@ -419,7 +424,7 @@ class Engine:
 
     def _check_params(self, params: SamplingParams) -> None:
         vocab_size = self.runner.vocab_size
-        for name in ("logit_bias", "banned_token_ids", "stop_token_ids", "allowed_token_ids"):
+        for name in ("logit_bias", "banned_token_ids", "stop_token_ids", "allowed_token_ids", "prediction"):
             for token_id in getattr(params, name) or ():
                 if not 0 <= token_id < vocab_size:
                     raise ConfigError(f"{name}: token id {token_id} is outside the vocabulary of {vocab_size}.")
@@ -441,6 +446,14 @@ class Engine:
         if GrammarState(grammar, params, eos_ids=eos_ids, vocab_size=vocab_size).status != "open":
             raise ConfigError(
                 "grammar, allowed_token_ids, banned_token_ids and min_tokens together leave no token to begin with."
+            )
+
+    def _check_drafter(self, params: SamplingParams) -> None:
+        names = () if self.drafter is None else self.drafter.members
+        if not any(map(params.drafting.allows, (*names, "none"))):
+            raise ConfigError(
+                f"method {params.drafting.method!r:.100} is no drafter of this engine: take "
+                f"{', '.join(('auto', *names))} or none."
             )
 
 

@@ -14,7 +14,7 @@ from paceline.cache.manager import CacheManager
 from paceline.config import SchedulerConfig
 from paceline.engine.request import Sequence
 from paceline.errors import CacheError
-from paceline.types import Draft, RequestView
+from paceline.types import Draft, RequestView, SamplingParams
 
 
 @dataclass(slots=True)
@@ -47,12 +47,19 @@ class Scheduler:
     """Keeps the waiting and the running sequences and allots tokens and K/V blocks to them."""
 
     def __init__(
-        self, config: SchedulerConfig, cache: CacheManager, *, max_model_len: int, max_draft_tokens: int
+        self,
+        config: SchedulerConfig,
+        cache: CacheManager,
+        *,
+        max_model_len: int,
+        max_draft_tokens: int,
+        max_predicted_tokens: int,
     ) -> None:
         self.config = config
         self.cache = cache
         self.max_model_len = max_model_len
         self.max_draft_tokens = max_draft_tokens
+        self.max_predicted_tokens = max_predicted_tokens  # the same of requests with a prediction
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # oldest first
         self.num_preemptions = 0
@@ -134,13 +141,13 @@ class Scheduler:
     def _allow_drafts(self, part: ScheduledSequence, budget: int) -> int:
         """Reserves rows and blocks for a draft, as far as nobody else needs them. Returns the rows taken."""
         sequence, params = part.sequence, part.sequence.params
-        if not part.samples or sequence.num_output == 0 or not params.speculation:
+        if not part.samples or sequence.num_output == 0 or not params.speculates:
             return 0  # the first output token comes with the prompt's pass, without a draft
         if part.num_tokens > 1:  # recomputing after a preemption
             sequence.lengths_fixed = False
             return 0
         fixed = min(
-            self.max_draft_tokens,
+            self._max_nodes(params),
             params.max_tokens - sequence.num_output - 1,
             self.max_model_len - len(sequence.tokens) - 1,
         )
@@ -157,6 +164,12 @@ class Scheduler:
         part.copies += copies
         part.draft_limit = limit
         return limit
+
+    def _max_nodes(self, params: SamplingParams) -> int:
+        """Nodes of a request's drafts by settings alone."""
+        most = self.max_predicted_tokens if params.prediction else self.max_draft_tokens
+        cap = params.drafting.num_speculative_tokens
+        return most if cap is None else min(most, int(cap))
 
     def _admit(self, sequence: Sequence, budget: int) -> ScheduledSequence | None:
         """Takes the first waiting sequence in if its next chunk fits; never preempts for it."""
