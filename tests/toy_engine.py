@@ -28,10 +28,11 @@ def make_engine(
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 32,
     prefix_caching: bool = True,
+    kind: Callable[..., Engine] = Engine,
 ) -> Engine:
     if script is not None:
         drafter = ScriptedDrafter(script)
-    return Engine(
+    return kind(
         runner
         or ToyModel(vocab_size=tokenizer.vocab_size, seed=3, order=3, num_blocks=64, block_size=4, max_model_len=128),
         tokenizer=tokenizer,

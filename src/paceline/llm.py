@@ -45,7 +45,8 @@ class LLM:
     model: a catalog name (`paceline models`), a folder of Hugging Face files, a GGUF file, a hub id, or a LoadedModel.
     speculation: what `SpeculationConfig.parse` reads, e.g. "ngram" or {"method": "draft_model", "model": "..."};
     it takes the place of the config's. progress: show bars while a model is fetched. trace: a file for what each step
-    does, drafts and probabilities included, to be read by `paceline trace`; it slows decoding down.
+    does, drafts and probabilities included, to be read by `paceline trace`; it slows decoding down. step_details:
+    requests may ask for such descriptions of their own steps, which the deltas of `stream` carry.
 
     Raises ModelError if the model cannot be had, CacheError if the K/V budget is too small, DraftMismatchError if the
     drafter does not fit, MissingDependencyError if no engine is installed, ConfigError for a wrong setting.
@@ -59,6 +60,7 @@ class LLM:
         speculation: str | Mapping[str, Any] | SpeculationConfig | None = None,
         progress: bool = True,
         trace: str | PathLike[str] | None = None,
+        step_details: bool = False,
     ) -> None:
         config = config or EngineConfig()
         if speculation is not None:
@@ -73,7 +75,8 @@ class LLM:
         _check_room(config, self.runner)
         rule = config.speculation
         verifier = verify.create(rule.verification, epsilon=rule.typical_epsilon, alpha=rule.typical_alpha)
-        self.engine = (Engine if trace_file is None else partial(TracedEngine, trace=trace_file))(
+        describing = step_details or trace_file is not None
+        self.engine = (partial(TracedEngine, trace=trace_file) if describing else Engine)(
             self.runner,
             tokenizer=self.tokenizer,
             verifier=verifier,

@@ -39,7 +39,9 @@ class Grammar:
         kinds = get_args(GrammarKind)
         _require(self.kind in kinds, self, "kind", f"one of {', '.join(kinds)}", "try json_schema")
         limit = MAX_GRAMMAR_CHARACTERS
-        _require(_unicode(self.text) and len(self.text) <= limit, self, "text", f"at most {limit} characters", "shorten it")
+        _require(
+            _unicode(self.text) and len(self.text) <= limit, self, "text", f"at most {limit} characters", "shorten it"
+        )
         _require(self.kind != "json_object" or not self.text, self, "text", "empty for json_object", "try json_schema")
         _require(
             self.after is None or (_unicode(self.after) and 1 <= len(self.after) <= MAX_MARKER_CHARACTERS),
@@ -70,6 +72,7 @@ class Grammar:
     def choice(cls, choices: Iterable[str], *, after: str | None = None) -> Grammar:
         """One of these texts."""
         return cls("choice", _json("choices", _as_tuple(choices)), after)
+
 
 PREDICTION = "prediction"  # the drafter that follows a request's own prediction
 
@@ -150,6 +153,7 @@ class SamplingParams:
     grammar: Grammar | None = None  # what the output must be; None = anything
     speculation: bool | RequestSpeculation = True  # False = decode plainly, whatever the engine's drafter; or see there
     prediction: tuple[int, ...] = ()  # tokens that the output will resemble, to draft from; unread where nothing drafts
+    step_details: bool = False  # deltas say what each step drafted, and what the target said of it
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids", "banned_token_ids", "allowed_token_ids", "prediction"):
@@ -202,13 +206,15 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _require(value is None or (_whole(value) and 0 <= value <= 100), self, name, "None or in 0..100", "try 5")
-        for name in ("ignore_eos", "skip_special_tokens"):
+        for name in ("ignore_eos", "skip_special_tokens", "step_details"):
             _require(isinstance(getattr(self, name), bool), self, name, "True or False", "leave it out for the default")
         _require(
             self.grammar is None or isinstance(self.grammar, Grammar),
             self, "grammar", "None or a Grammar", "try Grammar.json_object()",
         )  # fmt: skip
-        _require(not (self.grammar and self.ignore_eos), self, "ignore_eos", "False with a grammar", "it ends the output")
+        _require(
+            not (self.grammar and self.ignore_eos), self, "ignore_eos", "False with a grammar", "it ends the output"
+        )
         self._check_drafting()
 
     def _check_drafting(self) -> None:
@@ -568,6 +574,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] | None = None  # of these tokens; None if they were not asked for
     finish_reason: FinishReason | None = None  # on the last delta of the choice
     stop_reason: int | str | None = None  # as in Completion
+    steps: tuple[Any, ...] = ()  # a TraceStep for each step, where the request wants step_details
 
     @staticmethod
     def joined(deltas: Sequence[Delta]) -> Delta:
@@ -583,6 +590,7 @@ class Delta:
             logprobs=None
             if last.logprobs is None
             else tuple(chain.from_iterable(delta.logprobs or () for delta in deltas)),
+            steps=tuple(chain.from_iterable(delta.steps for delta in deltas)),
         )
 
 

@@ -53,6 +53,8 @@ class Engine:
     max_draft_tokens: nodes of a draft. max_predicted_tokens: those of requests with a prediction; None = the same.
     """
 
+    describes_steps = False  # for requests that want step_details
+
     def __init__(
         self,
         runner: Runner,
@@ -124,6 +126,8 @@ class Engine:
             )
         self._check_prompt(prompt_token_ids)
         self._check_params(params)
+        if params.step_details and not self.describes_steps:
+            raise ConfigError("step_details need LLM(..., step_details=True), whose engine describes its steps.")
         self._check_drafter(params)
 
     def add_request(
