@@ -76,7 +76,25 @@ class Tokenizer(Protocol):
         """What each token adds to a text; None for special tokens and unused ids."""
         ...
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str: ...
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """tools: descriptions of functions, where the template reads them; variables: what else it may name."""
+        ...
+
+    @property
+    def template_reads_tools(self) -> bool:
+        """Whether render_chat can show tools to the model."""
+        ...
+
+    def template_mentions(self, text: str) -> bool:
+        """Whether the chat template writes or looks for a text, such as a tag."""
+        ...
 
 
 class Noise(Protocol):

@@ -1,0 +1,35 @@
+"""Live servers that tests share: a toy model of characters, and SmolLM2 on the native engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from live import Live, serving
+
+from paceline.draft.ngram import NgramDrafter
+from paceline.engine.traced import TracedEngine
+from paceline.testing import CharTokenizer, ToyModel
+from toy_engine import make_engine
+
+TOKENIZER = CharTokenizer()
+
+
+def toy(**options):
+    """An engine of printable characters, whose texts repeat enough for its drafter to be right at times."""
+    runner = ToyModel(
+        vocab_size=TOKENIZER.vocab_size,
+        seed=3,
+        order=1,
+        num_blocks=256,
+        block_size=4,
+        max_model_len=256,
+        peakedness=3.0,
+    )
+    return make_engine(tokenizer=TOKENIZER, runner=runner, kind=TracedEngine, **options)
+
+
+@pytest.fixture(scope="session")
+def toy_server() -> Iterator[Live]:
+    with serving(toy(drafter=NgramDrafter(max_ngram=2, min_ngram=1))) as live:
+        yield live
