@@ -6,6 +6,7 @@ blocks free at the end and, where asked for, the outputs of a plain engine that 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -44,6 +45,8 @@ class Arrival:
     at_step: int
     cancel_after: int | None  # steps; None = runs to its end
     stream: bool
+    priority: int = 0
+    overdue_after: int | None = None  # steps; None = has no deadline
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ def arrivals(params: st.SearchStrategy[SamplingParams]) -> st.SearchStrategy[lis
         at_step=st.integers(0, 10),
         cancel_after=st.sampled_from([None, None, None, None, None, None, 0, 1, 4, 12]),
         stream=st.booleans(),
+        priority=st.sampled_from([0, 0, 0, -1, 2]),
+        overdue_after=st.sampled_from([None, None, None, None, None, 0, 3, 9]),
     )
     return st.lists(one, min_size=1, max_size=5)
 
@@ -263,30 +268,45 @@ class Scenario:
             self.arrive(step)
             self.cancel(step)
             if self.engine.has_unfinished:
-                for delta in self.engine.step():
-                    self.take(delta)
+                self.step()
                 self.check()
             elif len(self.ids) == len(self.plan):
                 return
         pytest.fail(f"requests were lost: {sorted(set(self.ids.values()) - set(self.outputs))}")
 
+    def step(self) -> None:
+        for delta in self.engine.step():
+            self.take(delta)
+
     def arrive(self, step: int) -> None:
         for index, arrival in enumerate(self.plan):
             if index not in self.ids and arrival.at_step <= step:
-                request_id = self.engine.add_request(list(arrival.prompt), arrival.params, stream=arrival.stream)
+                request_id = self.engine.add_request(
+                    list(arrival.prompt),
+                    arrival.params,
+                    stream=arrival.stream,
+                    priority=arrival.priority,
+                    deadline=None if arrival.overdue_after is None else math.inf,
+                )
                 self.ids[index], self.started[index] = request_id, step
                 for choice in plain_alone(arrival, self.make_runner).outputs:
                     self.answers[f"{request_id}/{choice.index}"] = [*arrival.prompt, *choice.token_ids]
 
     def cancel(self, step: int) -> None:
         for index, request_id in self.ids.items():
-            after = self.plan[index].cancel_after
-            if after is not None and step == self.started[index] + after and request_id not in self.outputs:
-                deltas = self.engine.abort(request_id)
-                assert deltas[-1].output is not None
-                for delta in deltas:
-                    self.take(delta)
-                self.check()
+            if request_id not in self.engine.requests:
+                continue
+            if self.plan[index].cancel_after == step - self.started[index]:
+                self.end_early(self.engine.abort(request_id))
+            elif self.plan[index].overdue_after == step - self.started[index]:
+                self.engine.requests[request_id].deadline = 0.0
+                self.end_early(self.engine.abort_overdue())
+
+    def end_early(self, deltas: list[Delta]) -> None:
+        assert deltas[-1].output is not None
+        for delta in deltas:
+            self.take(delta)
+        self.check()
 
     def take(self, delta: Delta) -> None:
         assert delta.request_id not in self.outputs, "a delta after the last one"
@@ -330,7 +350,7 @@ class Scenario:
             assert output.prompt_token_ids == arrival.prompt
             for choice, alone in zip(output.outputs, plain.outputs, strict=True):
                 if choice.finish_reason == "abort":
-                    assert arrival.cancel_after is not None
+                    assert arrival.cancel_after is not None or choice.stop_reason == "deadline"
                     assert choice.token_ids == alone.token_ids[: len(choice.token_ids)]
                 else:
                     assert replace(choice, origins=()) == replace(alone, origins=())

@@ -112,6 +112,7 @@ class Sequence:
         self.request = request
         self.index = index  # the choice among n, and the noise's stream
         self.id = f"{request.id}/{index}"
+        self.rank = (request.priority, request.arrival + index, index)  # whose is lower goes first (scheduler.py)
         self.params = request.params
         self.tokens = TokenBuffer(request.prompt_token_ids)
         self.prompt_length = len(request.prompt_token_ids)

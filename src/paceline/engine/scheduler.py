@@ -1,12 +1,17 @@
-"""Who computes what in the next step: first come, first served, without phases.
+"""Who computes what in the next step: in order of rank, without phases.
 
 Prefill, chunked prefill, decoding and recomputing after a preemption are one thing: computing pending tokens.
+
+A sequence's rank is one order for everything: who is let in first, whose tokens come first and, from the other end,
+who gives way. First comes the more important request (lower `priority`), then whoever came first, and choice i of a
+request counts as having come i requests later: many choices share the engine with those that come after them.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
@@ -15,6 +20,8 @@ from paceline.config import SchedulerConfig
 from paceline.engine.request import Sequence
 from paceline.errors import CacheError
 from paceline.types import Draft, RequestView, SamplingParams
+
+_rank = attrgetter("rank")
 
 
 @dataclass(slots=True)
@@ -60,8 +67,8 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.max_draft_tokens = max_draft_tokens
         self.max_predicted_tokens = max_predicted_tokens  # the same of requests with a prediction
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # oldest first
+        self.waiting: list[Sequence] = []  # both by rank, first in rank first
+        self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # prompt tokens looked up in the prefix cache, by sequences not yet begun
         self.num_prefix_hits = 0  # those of them that were there
@@ -70,7 +77,7 @@ class Scheduler:
         return len(self.waiting) + len(self.running)
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        insort(self.waiting, sequence, key=_rank)
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence is finished or cancelled: its blocks are free again. Unknown ones are ignored."""
@@ -82,28 +89,30 @@ class Scheduler:
 
     def schedule(self) -> tuple[list[ScheduledSequence], list[Sequence]]:
         """The next step's parts, and the sequences that were preempted to make room for them."""
-        plan: dict[str, ScheduledSequence] = {}
-        preempted: list[Sequence] = []
-        budget = self.config.max_num_batched_tokens
-        # Decoding sequences before long prompts, so that no prompt starves them; oldest first within each.
-        for sequence in sorted(self.running, key=lambda s: s.pending > 1):
-            if budget and sequence not in preempted:
-                budget -= self._compute(sequence, budget, plan, preempted)
-        going_on = list(plan.values())
-        while self.waiting and budget and not preempted and len(self.running) < self.config.max_num_seqs:
-            admitted = self._admit(self.waiting[0], budget)
-            if admitted is None:
-                break
-            plan[admitted.sequence.id] = admitted
-            budget -= admitted.num_tokens
-        for part in going_on:
-            budget -= self._allow_drafts(part, budget)
-        if not plan and self.waiting and not self.running:
+        step = _Step(self.config.max_num_batched_tokens)
+        prompts = []
+        for sequence in self.running.copy():  # decoding sequences first, so that no prompt holds them up
+            if sequence.pending > 1:
+                prompts.append(sequence)
+            else:
+                self._compute(sequence, step)
+        share = step.budget // 2
+        if any(sequence.pending > share for sequence in prompts):  # a long prompt leaves short ones half of the step
+            kept = step.budget - share
+            for sequence in prompts:
+                if sequence.pending <= share:
+                    self._compute(sequence, step, kept=kept)
+            self._admit_waiting(step, longest=share, kept=kept)
+        for sequence in prompts:
+            self._compute(sequence, step)
+        self._admit_waiting(step)
+        self._allow_drafts(step)
+        if not step.parts and self.waiting and not self.running:
             raise CacheError(
                 f"{self.cache.num_blocks} KV blocks of {self.cache.block_size} tokens hold not even one request. "
                 "Raise kv_cache_memory or lower max_model_len."
             )
-        return list(plan.values()), preempted
+        return list(step.parts.values()), step.preempted
 
     def roll_back(self, plan: list[ScheduledSequence]) -> None:
         """Frees what a step reserved and did not keep; full blocks become findable by their prefix."""
@@ -112,58 +121,129 @@ class Scheduler:
             if sequence.finish_reason is None:
                 self.cache.commit(sequence.id, sequence.tokens.view(), sequence.num_computed)
 
-    def _compute(
-        self, sequence: Sequence, budget: int, plan: dict[str, ScheduledSequence], preempted: list[Sequence]
-    ) -> int:
-        """Schedules pending tokens, preempting the youngest while blocks are lacking. Returns the budget used."""
-        num_tokens = min(sequence.pending, budget)
-        given_back = 0
+    def _compute(self, sequence: Sequence, step: _Step, *, kept: int = 0) -> None:
+        """Schedules pending tokens of a running sequence, preempting the last in rank while blocks are lacking.
+
+        `kept` tokens of the step are left over.
+        """
+        num_tokens = min(sequence.pending, step.budget - kept)
+        if num_tokens <= 0 or sequence.id in step.parts or sequence in step.preempted:
+            return
         while True:
             copies = self.cache.allocate(sequence.id, num_computed=sequence.num_computed, num_new=num_tokens)
             if copies is not None:
-                plan[sequence.id] = _part(sequence, num_tokens, copies)
-                return num_tokens - given_back
-            youngest = self.running[-1]
-            self._preempt(youngest)
-            preempted.append(youngest)
-            dropped = plan.pop(youngest.id, None)
-            given_back += dropped.num_tokens if dropped else 0
-            if youngest is sequence:
-                return -given_back
+                step.add(sequence, num_tokens, copies)
+                return
+            last = self.running[-1]
+            self._preempt(last, step)
+            if last is sequence:
+                return
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, step: _Step) -> None:
         self.running.remove(sequence)
         self.cache.free(sequence.id)
         sequence.num_computed = 0
-        self.waiting.appendleft(sequence)
+        insort(self.waiting, sequence, key=_rank)
         self.num_preemptions += 1
+        step.drop(sequence)
 
-    def _allow_drafts(self, part: ScheduledSequence, budget: int) -> int:
-        """Reserves rows and blocks for a draft, as far as nobody else needs them. Returns the rows taken."""
+    def _give_way(self, to: Sequence, step: _Step) -> bool:
+        """Preempts the last of the running sequences, if it ranks behind."""
+        if not self.running or self.running[-1].rank < to.rank:
+            return False
+        self._preempt(self.running[-1], step)
+        return True
+
+    def _admit_waiting(self, step: _Step, *, longest: int | None = None, kept: int = 0) -> None:
+        """Lets sequences in by rank until one lacks a place or blocks. `kept` tokens of the step are left over.
+
+        Passed over are those with more than `longest` tokens to compute, and choices whose prompt the first one is
+        computing right now: they will share it.
+        """
+        if step.preempted:
+            return
+        for sequence in self.waiting.copy():
+            if step.budget <= kept:
+                return
+            if (longest is not None and sequence.pending > longest) or self._prompt_is_coming(sequence):
+                continue
+            if not self._admit(sequence, step, kept=kept):
+                return
+
+    def _prompt_is_coming(self, sequence: Sequence) -> bool:
+        leader = sequence.request.sequences[0]
+        return self._shares(sequence) and leader.num_computed < sequence.prompt_length - 1
+
+    def _shares(self, sequence: Sequence) -> bool:
+        """It begins with what the first choice has computed, or is computing, of the prompt."""
+        leader = sequence.request.sequences[0]
+        return sequence is not leader and sequence.num_output == 0 and leader in self.running
+
+    def _admit(self, sequence: Sequence, step: _Step, *, kept: int) -> bool:
+        """Takes a waiting sequence in if there is a place, and blocks for its next tokens, or if others give way."""
+        while len(self.running) >= self.config.max_num_seqs:
+            if not self._give_way(sequence, step):
+                return False
+        looked_up = False
+        if self._shares(sequence):
+            shared = sequence.prompt_length - 1
+            self.cache.fork(sequence.request.sequences[0].id, sequence.id, shared)
+            sequence.num_computed = shared
+        elif not sequence.wants_prompt_rows:
+            looked_up = self.cache.prefix_caching
+            sequence.num_computed = self.cache.match_prefix(sequence.id, sequence.tokens.view())
+        num_tokens = min(sequence.pending, step.budget - kept)
+        while (
+            copies := self.cache.allocate(sequence.id, num_computed=sequence.num_computed, num_new=num_tokens)
+        ) is None:
+            if not self._give_way(sequence, step):
+                self.cache.free(sequence.id)
+                sequence.num_computed = 0
+                return False
+        if sequence.scheduled_at is None:
+            sequence.note_scheduled()
+            if looked_up:
+                self.num_prefix_queries += sequence.prompt_length
+                self.num_prefix_hits += sequence.num_cached_tokens
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=_rank)
+        step.add(sequence, num_tokens, copies)
+        return True
+
+    def _allow_drafts(self, step: _Step) -> None:
+        """Reserves rows and blocks for drafts, as far as nobody else needs them. Rows that are short are shared out:
+        nobody gets more than one more than another who wants them, too."""
+        wanted = [(nodes, part) for part in step.parts.values() if (nodes := self._num_nodes_wanted(part)) > 0]
+        wanted.sort(key=lambda pair: pair[0])  # what the modest leave is the others'
+        for index, (nodes, part) in enumerate(wanted):
+            sequence = part.sequence
+            limit = min(nodes, -(-step.budget // (len(wanted) - index)))
+            if limit > 0:
+                start = sequence.num_computed
+                limit = min(limit, self.cache.num_allocatable(sequence.id, num_computed=start) - 1)
+            if limit < nodes:
+                sequence.lengths_fixed = False
+            if limit <= 0:
+                continue
+            copies = self.cache.allocate(sequence.id, num_computed=sequence.num_computed, num_new=1 + limit)
+            assert copies is not None, "num_allocatable promised these blocks"
+            part.copies += copies
+            part.draft_limit = limit
+            step.budget -= limit
+
+    def _num_nodes_wanted(self, part: ScheduledSequence) -> int:
+        """Nodes that a sequence may draft if it has the step to itself."""
         sequence, params = part.sequence, part.sequence.params
         if not part.samples or sequence.num_output == 0 or not params.speculates:
             return 0  # the first output token comes with the prompt's pass, without a draft
         if part.num_tokens > 1:  # recomputing after a preemption
             sequence.lengths_fixed = False
             return 0
-        fixed = min(
+        return min(
             self._max_nodes(params),
             params.max_tokens - sequence.num_output - 1,
             self.max_model_len - len(sequence.tokens) - 1,
         )
-        limit = min(fixed, budget)
-        if limit > 0:
-            start = sequence.num_computed
-            limit = min(limit, self.cache.num_allocatable(sequence.id, num_computed=start) - 1)
-        if limit < fixed:
-            sequence.lengths_fixed = False
-        if limit <= 0:
-            return 0
-        copies = self.cache.allocate(sequence.id, num_computed=sequence.num_computed, num_new=1 + limit)
-        assert copies is not None, "num_allocatable promised these blocks"
-        part.copies += copies
-        part.draft_limit = limit
-        return limit
 
     def _max_nodes(self, params: SamplingParams) -> int:
         """Nodes of a request's drafts by settings alone."""
@@ -171,33 +251,21 @@ class Scheduler:
         cap = params.drafting.num_speculative_tokens
         return most if cap is None else min(most, int(cap))
 
-    def _admit(self, sequence: Sequence, budget: int) -> ScheduledSequence | None:
-        """Takes the first waiting sequence in if its next chunk fits; never preempts for it."""
-        leader, looked_up = sequence.request.sequences[0], False
-        if sequence is not leader and sequence.num_output == 0 and leader in self.running:
-            shared = sequence.prompt_length - 1
-            if leader.num_computed < shared:
-                return None  # its prompt is being computed right now: wait and share it
-            self.cache.fork(leader.id, sequence.id, shared)
-            sequence.num_computed = shared
-        elif not sequence.wants_prompt_rows:
-            looked_up = self.cache.prefix_caching
-            sequence.num_computed = self.cache.match_prefix(sequence.id, sequence.tokens.view())
-        num_tokens = min(sequence.pending, budget)
-        copies = self.cache.allocate(sequence.id, num_computed=sequence.num_computed, num_new=num_tokens)
-        if copies is None:
-            self.cache.free(sequence.id)
-            sequence.num_computed = 0
-            return None
-        if sequence.scheduled_at is None:
-            sequence.note_scheduled()
-            if looked_up:
-                self.num_prefix_queries += sequence.prompt_length
-                self.num_prefix_hits += sequence.num_cached_tokens
-        self.waiting.popleft()
-        self.running.append(sequence)
-        return _part(sequence, num_tokens, copies)
 
+class _Step:
+    """A step while it is being planned."""
 
-def _part(sequence: Sequence, num_tokens: int, copies: list[tuple[int, int]]) -> ScheduledSequence:
-    return ScheduledSequence(sequence, num_tokens, samples=num_tokens == sequence.pending, copies=copies)
+    def __init__(self, budget: int) -> None:
+        self.budget = budget  # tokens that it may still take
+        self.parts: dict[str, ScheduledSequence] = {}  # by the sequence's id
+        self.preempted: list[Sequence] = []
+
+    def add(self, sequence: Sequence, num_tokens: int, copies: list[tuple[int, int]]) -> None:
+        part = ScheduledSequence(sequence, num_tokens, samples=num_tokens == sequence.pending, copies=copies)
+        self.parts[sequence.id] = part
+        self.budget -= num_tokens
+
+    def drop(self, sequence: Sequence) -> None:
+        self.preempted.append(sequence)
+        dropped = self.parts.pop(sequence.id, None)
+        self.budget += dropped.num_tokens if dropped is not None else 0
