@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.serve.answer import AnswerFormat, message
 from paceline.serve.calls import JsonSpan
 
+SETTINGS = settings(deadline=None, derandomize=True)
 TOOLS = frozenset({"get_weather", "add"})
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Pa\\"r}is", "days": [1, {"a": "}"}]}}'
 WEATHER_ARGUMENTS = '{"city": "Pa\\"r}is", "days": [1, {"a": "}"}]}'
@@ -58,6 +59,7 @@ def calls_of(whole: dict[str, Any]) -> list[list[str]]:
     return [[call["function"]["name"], call["function"]["arguments"]] for call in whole.get("tool_calls", [])]
 
 
+@SETTINGS
 @given(st.sampled_from(TEXTS), st.booleans(), st.data())
 def test_pieces_add_up_to_the_whole(text, opened, data):
     form = AnswerFormat(reasons=True, reasoning_opened=opened, tools=TOOLS)
@@ -66,6 +68,7 @@ def test_pieces_add_up_to_the_whole(text, opened, data):
     assert joined(form, pieces) == joined(form, [text]) == joined(form, [*text, ""])
 
 
+@SETTINGS
 @given(st.text(alphabet='<think>/_cal{}[]":, \n\\ab'), st.data())
 def test_nothing_is_lost_without_calls(text, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
@@ -126,6 +129,7 @@ def test_arguments_stream_as_they_come():
     assert sum(map(bool, seen)) == len(WEATHER_ARGUMENTS)
 
 
+@SETTINGS
 @given(st.dictionaries(st.text(), st.recursive(st.none() | st.text() | st.integers(), st.lists)), st.integers(0, 99))
 def test_span_ends_with_the_object(value, cut):
     text = json.dumps(value, ensure_ascii=False)

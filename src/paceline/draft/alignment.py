@@ -37,8 +37,8 @@ class Alignment:
         self._place = _Place(0)
         self._evidence = 1  # tokens up to the last one that were as expected; 0 = the place is not known
         self._found = False  # the place was found after an edit and has not been confirmed by another token
-        self._edit_begin = (0, 0)  # indices in prediction and output where the latest edit began,
-        self._edit_end = (0, 0)  # and where it ended
+        self._edit_begin = (0, 0)  # indices in prediction and output where the latest edit began
+        self._learned: tuple[int, ...] = ()  # the tokens that it replaced
         self._edits: dict[int, dict[tuple[int, ...], tuple[int, ...]]] = {}  # by first token: what became of which
         self._num_wrong = 0  # places that were found lately and were not confirmed
 
@@ -93,18 +93,18 @@ class Alignment:
         if token == expected:
             if self._found:
                 self._found, self._num_wrong = False, 0
-                self._learn()
             self._place = place
             self._evidence += 1
             return True
         at, rest = self._place
         edit = None if rest else self._edit_at(at)
         if edit is not None:  # not made this time
-            del self._edits[edit[0][0]][edit[0]]
+            self._forget(edit[0])
             return self._follow(token)
         if self._found:
             self._found = False
             self._num_wrong += 1  # and the edit goes on
+            self._forget(self._learned)
         else:
             self._edit_begin = at, len(self._output) - 1
         self._evidence = 0
@@ -115,6 +115,7 @@ class Alignment:
         prediction, output = self._prediction, self._output
         begin = self._edit_begin[0]
         ends = np.flatnonzero(prediction == output[-1])
+        best: tuple[int, int] | None = None
         for length in range(1, 1 + min(_LONGEST_MATCH, len(output))):
             if length > 1:
                 ends = ends[ends >= length - 1]
@@ -126,17 +127,21 @@ class Alignment:
             enough = np.flatnonzero(np.minimum(needed, _LONGEST_MATCH) <= length)
             if len(enough):
                 nearest = enough[np.argmin(np.abs(distances[enough]))]
-                self._resume(int(ends[nearest]) + 1, length)
+                best = int(ends[nearest]) + 1, length
+        if best is not None:
+            self._resume(*best)
 
     def _resume(self, at: int, length: int) -> None:
         """Goes on at an index of the prediction, after so many equal tokens."""
         self._place, self._evidence, self._found = _Place(at), length, True
-        shared = min(length, at - self._edit_begin[0], len(self._output) - self._edit_begin[1])
-        self._edit_end = at - shared, len(self._output) - shared
+        begin, first = self._edit_begin
+        shared = max(0, min(length, at - begin, len(self._output) - first))
+        old = tuple(self._prediction[begin : at - shared].tolist())
+        new = tuple(self._output[first : len(self._output) - shared])
+        self._learned = old
+        if 1 <= len(old) <= _LONGEST_EDIT and len(new) <= _LONGEST_EDIT:
+            self._edits.setdefault(old[0], {})[old] = new
 
-    def _learn(self) -> None:
-        """Expects the edit that is over again."""
-        (begin, first), (end, last) = self._edit_begin, self._edit_end
-        if 1 <= end - begin <= _LONGEST_EDIT and last - first <= _LONGEST_EDIT:
-            old = tuple(self._prediction[begin:end].tolist())
-            self._edits.setdefault(old[0], {})[old] = tuple(self._output[first:last])
+    def _forget(self, old: tuple[int, ...]) -> None:
+        if old:
+            self._edits.get(old[0], {}).pop(old, None)
