@@ -15,9 +15,9 @@ from toy_engine import make_engine
 TOKENIZER = CharTokenizer()
 
 
-def toy(**options):
+def toy(*, runner=None, **options):
     """An engine of printable characters, whose texts repeat enough for its drafter to be right at times."""
-    runner = ToyModel(
+    runner = runner or ToyModel(
         vocab_size=TOKENIZER.vocab_size,
         seed=3,
         order=1,
