@@ -15,18 +15,18 @@ from toy_engine import make_engine
 TOKENIZER = CharTokenizer()
 
 
-def toy(*, runner=None, **options):
+def toy(*, runner=None, tokenizer=TOKENIZER, **options):
     """An engine of printable characters, whose texts repeat enough for its drafter to be right at times."""
     runner = runner or ToyModel(
         vocab_size=TOKENIZER.vocab_size,
         seed=3,
         order=1,
-        num_blocks=256,
+        num_blocks=1024,
         block_size=4,
-        max_model_len=256,
+        max_model_len=1024,
         peakedness=3.0,
     )
-    return make_engine(tokenizer=TOKENIZER, runner=runner, kind=TracedEngine, **options)
+    return make_engine(tokenizer=tokenizer, runner=runner, kind=TracedEngine, **options)
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from conftest import toy
 from live import Live, serving
 
+from conftest import toy
 from paceline.engine.engine import Engine
 from paceline.testing import ToyModel
 
