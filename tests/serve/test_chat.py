@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from conftest import TOKENIZER, toy
+from live_server import TOKENIZER, toy
 from paceline.types import RequestOutput, SamplingParams
 from toy_engine import run
 

@@ -7,9 +7,8 @@ import re
 from typing import Any
 
 import pytest
-from live import serving
 
-from conftest import toy
+from live_server import serving, toy
 from paceline.testing import CharTokenizer
 
 MESSAGES: list[Any] = [{"role": "user", "content": "ab"}]

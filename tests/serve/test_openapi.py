@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from live import serving
 
-from conftest import toy
+from live_server import serving, toy
 
 MANY = settings(
     max_examples=25,
