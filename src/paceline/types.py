@@ -38,7 +38,9 @@ class Grammar:
         kinds = get_args(GrammarKind)
         _require(self.kind in kinds, self, "kind", f"one of {', '.join(kinds)}", "try json_schema")
         limit = MAX_GRAMMAR_CHARACTERS
-        _require(_unicode(self.text) and len(self.text) <= limit, self, "text", f"at most {limit} characters", "shorten it")
+        _require(
+            _unicode(self.text) and len(self.text) <= limit, self, "text", f"at most {limit} characters", "shorten it"
+        )
         _require(self.kind != "json_object" or not self.text, self, "text", "empty for json_object", "try json_schema")
         _require(
             self.after is None or (_unicode(self.after) and 1 <= len(self.after) <= MAX_MARKER_CHARACTERS),
@@ -158,7 +160,9 @@ class SamplingParams:
             self.grammar is None or isinstance(self.grammar, Grammar),
             self, "grammar", "None or a Grammar", "try Grammar.json_object()",
         )  # fmt: skip
-        _require(not (self.grammar and self.ignore_eos), self, "ignore_eos", "False with a grammar", "it ends the output")
+        _require(
+            not (self.grammar and self.ignore_eos), self, "ignore_eos", "False with a grammar", "it ends the output"
+        )
 
     @property
     def greedy(self) -> bool:
