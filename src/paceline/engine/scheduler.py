@@ -46,7 +46,7 @@ class ScheduledSequence:
         """The draft as far as the sequence's grammar allows; sets the rows' masks."""
         grammar = self.sequence.grammar
         if grammar is not None and self.samples:
-            draft, self.allowed = grammar.constrain(draft)
+            draft, self.allowed = grammar.constrain(draft, limit=self.draft_limit)
         return draft
 
 
