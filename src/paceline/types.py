@@ -206,6 +206,8 @@ def _as_tuple(value: object) -> tuple:
     """One value or several, or None; what is no collection stays one value, for the rules to refuse."""
     if value is None or isinstance(value, str):
         return () if value is None else (value,)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()  # of Python's own numbers, which a trace can hold
     try:
         return tuple(value)  # type: ignore[arg-type]  # tried
     except TypeError:
