@@ -92,7 +92,7 @@ class SamplingParams:
     logprobs: int | None = None  # report the emitted token's raw log-probability and the top N; None = off
     prompt_logprobs: int | None = None  # the same for each prompt token
     skip_special_tokens: bool = True  # leave special tokens out of the text
-    speculation: bool | RequestSpeculation = True  # False = decode plainly, whatever the engine's drafter; or see there
+    speculation: bool | RequestSpeculation = True  # False = decode plainly, whatever the engine's drafter
     prediction: tuple[int, ...] = ()  # tokens that the output will resemble, to draft from; unread where nothing drafts
 
     def __post_init__(self) -> None:
