@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 
 from paceline import verify
 from paceline.config import CacheConfig, SchedulerConfig
-from paceline.control.policy import FixedLength
 from paceline.draft.draft_model import DraftModelDrafter
 from paceline.draft.hybrid import HybridDrafter
 from paceline.draft.layer_skip import LayerSkipDrafter
 from paceline.draft.ngram import NgramDrafter
+from paceline.draft.prediction import PredictionDrafter
 from paceline.draft.recycle import RecycleDrafter
 from paceline.draft.suffix import SuffixDrafter
 from paceline.engine.engine import Engine
 from paceline.interfaces import Runner
 from paceline.testing import ScriptedDrafter, ToyModel
-from paceline.types import Delta, Draft, RequestOutput, RequestView, SamplingParams
+from paceline.types import Delta, Draft, RequestOutput, RequestSpeculation, RequestView, SamplingParams
 from toy_engine import TOKENIZER
 
 V = TOKENIZER.vocab_size
@@ -47,6 +47,7 @@ class Arrival:
     stream: bool
     priority: int = 0
     overdue_after: int | None = None  # steps; None = has no deadline
+    predicted: int | None = None  # seed of what it predicts of its output, which is partly right; None = nothing
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ greedy_params = st.builds(
     ignore_eos=st.booleans(),
     stop=st.sampled_from([(), (), ("a",), ("bc", "ha")]),
     logprobs=st.sampled_from([None, None, 0, 2]),
-    speculation=st.sampled_from([True, True, True, False]),
+    speculation=st.sampled_from([True, True, True, False, RequestSpeculation(1), RequestSpeculation(method="none")]),
 )
 
 
@@ -110,6 +111,7 @@ def arrivals(params: st.SearchStrategy[SamplingParams]) -> st.SearchStrategy[lis
         stream=st.booleans(),
         priority=st.sampled_from([0, 0, 0, -1, 2]),
         overdue_after=st.sampled_from([None, None, None, None, None, 0, 3, 9]),
+        predicted=st.sampled_from([None, None, 0, 1, 2]),
     )
     return st.lists(one, min_size=1, max_size=5)
 
@@ -161,8 +163,8 @@ def engine_of(runner: Runner, *, rule: str = "coupled", drafter: Any = None, set
         tokenizer=TOKENIZER,
         verifier=verify.create(rule, epsilon=0.3, alpha=0.09),
         drafter=drafter,
-        controller=FixedLength(setting.num_draft_tokens),
         max_draft_tokens=setting.num_draft_tokens,
+        max_predicted_tokens=3 * setting.num_draft_tokens,
         scheduler=SchedulerConfig(
             max_num_seqs=setting.max_num_seqs, max_num_batched_tokens=setting.max_num_batched_tokens
         ),
@@ -246,6 +248,13 @@ def drafter_of(
     return ScriptedDrafter(script(setting.drafter, answers, setting))
 
 
+def predict(answer: tuple[int, ...], seed: int) -> tuple[int, ...]:
+    """An answer with some of its tokens replaced, doubled or left out."""
+    rng = random.Random(seed)
+    pieces = ([token] * rng.choice([0, 1, 1, 1, 1, 1, 2]) for token in answer)
+    return tuple(token if rng.random() < 0.9 else rng.randrange(V) for piece in pieces for token in piece)
+
+
 class Scenario:
     """Runs arrivals through one engine; `outputs` and `deltas` hold what became of each."""
 
@@ -257,7 +266,10 @@ class Scenario:
         self.drafter = drafter_of(
             setting, self.answers, needs_law=rule in ("rejection", "block"), make_runner=make_runner, runner=runner
         )
-        self.engine = engine_of(runner, rule=rule, drafter=self.drafter, setting=setting)
+        drafter = None
+        if self.drafter is not None:
+            drafter = PredictionDrafter(self.drafter, max_draft_tokens=setting.num_draft_tokens)
+        self.engine = engine_of(runner, rule=rule, drafter=drafter, setting=setting)
         self.ids: dict[int, str] = {}
         self.started: dict[int, int] = {}
         self.outputs: dict[str, RequestOutput] = {}
@@ -281,15 +293,18 @@ class Scenario:
     def arrive(self, step: int) -> None:
         for index, arrival in enumerate(self.plan):
             if index not in self.ids and arrival.at_step <= step:
+                answers, params = plain_alone(arrival, self.make_runner).outputs, arrival.params
+                if arrival.predicted is not None:
+                    params = replace(params, prediction=predict(answers[0].token_ids, arrival.predicted))
                 request_id = self.engine.add_request(
                     list(arrival.prompt),
-                    arrival.params,
+                    params,
                     stream=arrival.stream,
                     priority=arrival.priority,
                     deadline=None if arrival.overdue_after is None else math.inf,
                 )
                 self.ids[index], self.started[index] = request_id, step
-                for choice in plain_alone(arrival, self.make_runner).outputs:
+                for choice in answers:
                     self.answers[f"{request_id}/{choice.index}"] = [*arrival.prompt, *choice.token_ids]
 
     def cancel(self, step: int) -> None:
@@ -349,7 +364,7 @@ class Scenario:
             output, plain = self.outputs[self.ids[index]], plain_alone(arrival, self.make_runner)
             assert output.prompt_token_ids == arrival.prompt
             for choice, alone in zip(output.outputs, plain.outputs, strict=True):
-                if choice.finish_reason == "abort":
+                if choice.finish_reason == "abort" and choice.stop_reason in (None, "deadline"):
                     assert arrival.cancel_after is not None or choice.stop_reason == "deadline"
                     assert choice.token_ids == alone.token_ids[: len(choice.token_ids)]
                 else:

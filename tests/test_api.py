@@ -13,15 +13,17 @@ import pytest
 import paceline
 
 NAMES = [
-    "LLM", "CacheConfig", "Completion", "Delta", "EngineConfig", "RequestOutput", "SamplingParams", "SchedulerConfig",
-    "SpeculationConfig", "__version__", "errors",
+    "LLM", "CacheConfig", "Completion", "Delta", "EngineConfig", "Grammar", "RequestOutput", "RequestSpeculation",
+    "SamplingParams", "SchedulerConfig", "SpeculationConfig", "__version__", "errors",
 ]  # fmt: skip
 FIELDS = {
     "SamplingParams": [
         "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
         "logit_bias", "allowed_token_ids", "banned_token_ids", "min_tokens", "max_tokens", "stop", "stop_token_ids",
-        "ignore_eos", "seed", "n", "logprobs", "prompt_logprobs", "skip_special_tokens", "speculation",
+        "ignore_eos", "seed", "n", "logprobs", "prompt_logprobs", "skip_special_tokens", "grammar",
+        "speculation", "prediction", "step_details",
     ],
+    "RequestSpeculation": ["num_speculative_tokens", "method"],
     "EngineConfig": [
         "engine", "dtype", "quantization", "device", "max_model_len", "num_threads", "cache", "scheduler",
         "speculation",
@@ -36,7 +38,7 @@ FIELDS = {
     "Completion": ["index", "text", "token_ids", "finish_reason", "stop_reason", "logprobs", "origins"],
 }  # fmt: skip
 METHODS = {  # of LLM: parameters that may be given by position, and by keyword only
-    "__init__": (["model"], ["config", "speculation", "progress", "trace"]),
+    "__init__": (["model"], ["config", "speculation", "progress", "trace", "step_details"]),
     "generate": (["prompts", "params"], ["progress"]),
     "chat": (["messages", "params"], ["progress"]),
     "stream": (["prompt", "params"], []),

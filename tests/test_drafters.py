@@ -15,6 +15,7 @@ from paceline.config import EngineConfig, SpeculationConfig
 from paceline.draft.hybrid import HybridDrafter
 from paceline.draft.ngram import NgramDrafter
 from paceline.draft.plug_in import PlugInDrafter
+from paceline.draft.prediction import PredictionDrafter
 from paceline.draft.recycle import RecycleDrafter
 from paceline.draft.suffix import SuffixDrafter
 from paceline.errors import ConfigError, DraftMismatchError, PacelineError, PlugInError
@@ -78,14 +79,17 @@ def module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def create(method: str, **options: Any) -> Drafter | None:
+    """The drafter inside the one that follows predictions."""
     speculation = SpeculationConfig(method=method, **options)
-    return drafters.create(
+    drafter = drafters.create(
         EngineConfig(speculation=speculation),
         target=TARGET,
         runner=ToyModel(vocab_size=TARGET.spec.vocab_size),
         verifier=verify.create(speculation.verification, epsilon=0.3, alpha=0.09),
         progress=False,
     )
+    assert drafter is None or isinstance(drafter, PredictionDrafter)
+    return None if drafter is None else drafter.other
 
 
 def test_built_in_methods() -> None:

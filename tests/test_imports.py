@@ -29,13 +29,15 @@ ALLOWED = {  # what each module or package may import, besides itself
     "drafters": BASE | {"draft", "models"},
     "llm": BASE | PARTS | {"engine", "drafters"},
     "bench": BASE | PARTS | {"engine", "llm", "_native"},
+    "serve": BASE | PARTS | {"engine", "llm"},
     "__main__": {"cli"},
-    "cli": BASE | PARTS | {"engine", "llm", "bench"},
+    "cli": BASE | PARTS | {"engine", "llm", "bench", "serve"},
 }
 AT_USE = {
     "torch",
     "transformers",
     "huggingface_hub",
+    "llguidance",
     "matplotlib",
 }  # seconds to import: inside functions, but for models/torch_*
 

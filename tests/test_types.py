@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.types import Draft, SamplingParams, SpeculationMetrics
+from paceline.types import Draft, Grammar, RequestSpeculation, SamplingParams, SpeculationMetrics
 
 NUMBERS = ["x", None, True, math.nan, math.inf, 10**400]  # no finite numbers
 IDS = ["x", 1.5, [-1], [True], [1.0], ["x"], [None], [[1]], np.array([0.5]), np.array(0.5)]
@@ -34,7 +35,9 @@ WRONG = {
     "logprobs": ["x", True, -1, 101, 1.0],
     "prompt_logprobs": ["x", True, -1, 101, 1.0],
     "skip_special_tokens": [None, 0, "no"],
-    "speculation": [None, 1, "ngram"],
+    "grammar": ["{}", {}, True, 1],
+    "speculation": [None, 1, "ngram", {"method": "ngram"}],
+    "prediction": IDS,
 }  # fmt: skip
 
 
@@ -74,7 +77,7 @@ def test_values_within_their_rule(name, values):
         assert getattr(SamplingParams(**given), name) == value
 
 
-@pytest.mark.parametrize("name", ["allowed_token_ids", "banned_token_ids", "stop_token_ids"])
+@pytest.mark.parametrize("name", ["allowed_token_ids", "banned_token_ids", "stop_token_ids", "prediction"])
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
@@ -94,8 +97,63 @@ def test_ids_become_tuples(name, given, kept):
 def test_one_stop_or_several_or_none():
     assert SamplingParams(stop="ab").stop == ("ab",)
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
-    assert SamplingParams(stop=None, stop_token_ids=None, banned_token_ids=None) == SamplingParams()
+    assert SamplingParams(stop=None, stop_token_ids=None, banned_token_ids=None, prediction=None) == SamplingParams()
     assert SamplingParams(allowed_token_ids=None).allowed_token_ids is None
+
+
+@pytest.mark.parametrize(
+    ("value", "drafting", "speculates"),
+    [
+        (True, RequestSpeculation(), True),
+        (False, RequestSpeculation(method="none"), False),
+        ({}, RequestSpeculation(), True),
+        ({"method": "auto", "num_speculative_tokens": 3}, RequestSpeculation(3, "auto"), True),
+        ({"method": "none"}, RequestSpeculation(method="none"), False),
+        (RequestSpeculation(2), RequestSpeculation(2), True),
+    ],
+)
+def test_speculation_of_a_request(value, drafting, speculates):
+    params = SamplingParams(speculation=RequestSpeculation.parse(value))
+    assert (params.drafting, params.speculates) == (drafting, speculates)
+
+
+def test_a_request_chooses_one_drafter_all_or_none():
+    chosen = {method: RequestSpeculation(method=method) for method in (None, "auto", "none", "ngram")}
+    allowed = {method: [name for name in ("ngram", "suffix") if own.allows(name)] for method, own in chosen.items()}
+    assert allowed == {None: ["ngram", "suffix"], "auto": ["ngram", "suffix"], "none": [], "ngram": ["ngram"]}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "must be true, false or an object; got None"),
+        (1, "must be true, false or an object; got 1"),
+        ("ngram", "must be true, false or an object; got 'ngram'"),
+        ([], "must be true, false or an object; got []"),
+        ({"depth": 3}, "has no option 'depth'; it has method, num_speculative_tokens"),
+        ({1: 3}, "has no option 1; it has"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be None or an integer >= 1; got 0"),
+        ({"num_speculative_tokens": True}, "num_speculative_tokens must be None or an integer >= 1; got True"),
+        ({"num_speculative_tokens": 2.0}, "num_speculative_tokens must be None or an integer >= 1; got 2.0"),
+        ({"method": ""}, "method must be None or a drafter's name; got ''"),
+        ({"method": ["ngram"]}, "method must be None or a drafter's name; got ['ngram']"),
+        ({"method": "none", "num_speculative_tokens": 2}, 'must be left out with method "none"; got 2'),
+    ],
+)
+def test_speculation_that_a_request_cannot_have(value, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        RequestSpeculation.parse(value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_prediction_and_the_drafter_that_reads_it():
+    for method in (None, "auto", "none", "prediction"):
+        params = SamplingParams(prediction=[5, 6], speculation=RequestSpeculation(method=method))
+        assert params.prediction == (5, 6)
+    with pytest.raises(ConfigError, match="'ngram': drop one"):
+        SamplingParams(prediction=[5], speculation=RequestSpeculation(method="ngram"))
+    with pytest.raises(ConfigError, match="there is none: give its token ids"):
+        SamplingParams(speculation=RequestSpeculation(method="prediction"))
 
 
 def test_greedy_and_penalties():
@@ -136,6 +194,9 @@ def test_sums_of_metrics():
     assert sum([one, other], SpeculationMetrics()) == total
     assert total.acceptance_rate == pytest.approx(6 / 11)
     assert total.acceptance_length == pytest.approx(1.6)
+    predicted = SpeculationMetrics(2, 10, 5, (2,), 4, {"prediction": 8, "b": 2}, {"prediction": 5, "b": 0})
+    assert (predicted.accepted_prediction_tokens, predicted.rejected_prediction_tokens) == (5, 3)
+    assert (one.accepted_prediction_tokens, one.rejected_prediction_tokens) == (0, 0)
     assert (SpeculationMetrics().acceptance_rate, SpeculationMetrics().acceptance_length) == (0.0, 1.0)
 
 
@@ -154,3 +215,39 @@ def test_nothing_is_drafted_below_an_end():
     assert cut.confidence.tolist() == [0.9, 0.8, 0.7, 0.5]
     assert cut.proposers == (("a",), ("b",), ("a", "b"), ("a",))
     assert draft.cut_after(frozenset({1})) is draft
+
+
+def test_only_some_nodes_of_a_draft():
+    draft = Draft(np.array([5, 6, 7, 8], np.int32), np.array([-1, 0, 0, 2], np.int32), source="a")
+    some = draft.only([0, 2, 3])
+    assert (some.token_ids.tolist(), some.parents.tolist(), some.source) == ([5, 7, 8], [-1, 0, 1], "a")
+
+
+WRONG_GRAMMARS = [
+    (lambda: Grammar("xml"), "kind must be one of json_object, json_schema, regex, lark, choice; got 'xml'"),  # type: ignore[arg-type]
+    (lambda: Grammar("regex", "a" * 131073), "text must be at most 131072 characters"),
+    (lambda: Grammar("regex", 3), "text must be at most"),  # type: ignore[arg-type]
+    (lambda: Grammar("regex", "\ud800"), "text must be at most"),
+    (lambda: Grammar("json_object", "{}"), "text must be empty for json_object"),
+    (lambda: Grammar.regex("a", after=""), "after must be None or 1 to 64 characters"),
+    (lambda: Grammar.regex("a", after="x" * 65), "after must be None or 1 to 64 characters"),
+    (lambda: Grammar.json_schema({"const": {1}}), "schema must be JSON"),
+    (lambda: Grammar.json_schema({"const": math.nan}), "schema must be JSON"),
+    (lambda: SamplingParams(grammar=Grammar.regex("a"), ignore_eos=True), "ignore_eos must be False with a grammar"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG_GRAMMARS)
+def test_wrong_grammars_are_refused(make, message):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_grammars_are_values():
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    assert Grammar.json_schema(schema) == Grammar.json_schema('{"type": "object", "properties": {"b": {}, "a": {}}}')
+    assert Grammar.choice(["a", "é"]).text == '["a", "é"]'
+    assert Grammar.choice("ab") == Grammar.choice(["ab"])
+    assert len({Grammar.regex("a"), Grammar.regex("a"), Grammar.regex("a", after="b")}) == 2

@@ -9,7 +9,6 @@ import numpy as np
 
 from paceline import verify
 from paceline.config import CacheConfig, SchedulerConfig
-from paceline.control.policy import FixedLength
 from paceline.engine.engine import Engine
 from paceline.testing import CharTokenizer, ScriptedDrafter, ToyModel
 from paceline.types import Draft, RequestOutput, RequestView, SamplingParams
@@ -23,22 +22,24 @@ def make_engine(
     drafter: Any = None,
     rule: str = "coupled",
     num_draft_tokens: int = 4,
+    max_predicted_tokens: int | None = None,
     runner: ToyModel | None = None,
     tokenizer: Any = TOKENIZER,
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 32,
     prefix_caching: bool = True,
+    kind: Callable[..., Engine] = Engine,
 ) -> Engine:
     if script is not None:
         drafter = ScriptedDrafter(script)
-    return Engine(
+    return kind(
         runner
         or ToyModel(vocab_size=tokenizer.vocab_size, seed=3, order=3, num_blocks=64, block_size=4, max_model_len=128),
         tokenizer=tokenizer,
         verifier=verify.create(rule, epsilon=0.3, alpha=0.09),
         drafter=drafter,
-        controller=FixedLength(num_draft_tokens),
         max_draft_tokens=num_draft_tokens,
+        max_predicted_tokens=max_predicted_tokens,
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
         cache=CacheConfig(block_size=4, prefix_caching=prefix_caching),
     )

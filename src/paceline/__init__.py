@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from paceline import errors
     from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
     from paceline.llm import LLM
-    from paceline.types import Completion, Delta, RequestOutput, SamplingParams
+    from paceline.types import Completion, Delta, Grammar, RequestOutput, RequestSpeculation, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -22,7 +22,9 @@ __all__ = [
     "Completion",
     "Delta",
     "EngineConfig",
+    "Grammar",
     "RequestOutput",
+    "RequestSpeculation",
     "SamplingParams",
     "SchedulerConfig",
     "SpeculationConfig",
@@ -37,7 +39,7 @@ def __getattr__(name: str) -> Any:
             module = "paceline.llm"
         case "CacheConfig" | "EngineConfig" | "SchedulerConfig" | "SpeculationConfig":
             module = "paceline.config"
-        case "Completion" | "Delta" | "RequestOutput" | "SamplingParams":
+        case "Completion" | "Delta" | "Grammar" | "RequestOutput" | "RequestSpeculation" | "SamplingParams":
             module = "paceline.types"
         case "errors":
             return import_module("paceline.errors")

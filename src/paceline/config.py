@@ -30,6 +30,7 @@ LEAST_REACH = 0.2  # what a draft model's pass and a row of the target's cost of
 _PLUG_IN = "plug-in"  # stands for any method that is not built in
 _DRAFTING = (*METHODS[1:], _PLUG_IN)
 _DRAFT_TOKENS = {"none": 0, "auto": 5, "ngram": 5, "draft_model": 5, "layer_skip": 2}  # by default; 8 of all others
+_PREDICTED_TOKENS = 32  # half of them are worth a sixth less where predictions are good (docs/design-notes.md)
 _READ_BY_METHODS: Mapping[str, tuple[str, ...]] = {  # options that only some methods read
     "num_speculative_tokens": _DRAFTING,
     "verification": _DRAFTING,
@@ -229,6 +230,11 @@ class SpeculationConfig:
     def max_draft_tokens(self) -> int:
         """num_speculative_tokens, or the method's default."""
         return self.num_speculative_tokens or _DRAFT_TOKENS.get(self.method, 8)
+
+    @property
+    def max_predicted_tokens(self) -> int:
+        """num_speculative_tokens, or the default where a request says what its output will resemble."""
+        return self.num_speculative_tokens or _PREDICTED_TOKENS
 
     def _kinds(self) -> tuple[str, ...]:
         return tuple(name if name in METHODS else _PLUG_IN for name in self.methods)

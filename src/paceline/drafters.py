@@ -33,19 +33,21 @@ def create(
 ) -> Drafter | None:
     """The drafter that a resolved config's speculation names, for a target and its runner; None for method "none".
 
+    Around it stands one that follows the predictions of requests that bring one.
+
     verifier: what the drafts will be held to. progress: show bars while a draft model is fetched and packed. Raises
     DraftMismatchError if the drafter does not fit, ConfigError for a plug-in that cannot be imported or built, and
     ModelError or CacheError as the target itself would.
     """
-    order = _Order(config, target, runner, verifier, progress)
-    if config.speculation.method == "none":
-        return None
-    drafters = [_build(method, order) for method in config.speculation.methods]
-    if len(drafters) == 1:
-        return drafters[0]
     from paceline.draft.hybrid import HybridDrafter
+    from paceline.draft.prediction import PredictionDrafter
 
-    return HybridDrafter(drafters, vocab_size=runner.vocab_size)
+    order, rule = _Order(config, target, runner, verifier, progress), config.speculation
+    if rule.method == "none":
+        return None
+    drafters = [_build(method, order) for method in rule.methods]
+    drafter = drafters[0] if len(drafters) == 1 else HybridDrafter(drafters, vocab_size=runner.vocab_size)
+    return PredictionDrafter(drafter, max_draft_tokens=rule.max_draft_tokens)
 
 
 def _build(method: str, order: _Order) -> Drafter:

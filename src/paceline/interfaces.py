@@ -57,13 +57,44 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are no text: they steer the model."""
+        ...
+
+    @property
     def has_chat_template(self) -> bool: ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str: ...
+    def token_text(self, token_id: int) -> str:
+        """The text of one token, of a special one its name."""
+        ...
+
+    def token_bytes(self) -> list[bytes | None]:
+        """What each token adds to a text; None for special tokens and unused ids."""
+        ...
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """tools: descriptions of functions, where the template reads them; variables: what else it may name."""
+        ...
+
+    @property
+    def template_reads_tools(self) -> bool:
+        """Whether render_chat can show tools to the model."""
+        ...
+
+    def template_mentions(self, text: str) -> bool:
+        """Whether the chat template writes or looks for a text, such as a tag."""
+        ...
 
 
 class Noise(Protocol):
@@ -90,6 +121,11 @@ class Drafter(Protocol):
     hidden_layers: tuple[int | str, ...] = ()  # layers of the target whose hidden states `observe` wants
     note: str = ""  # what people should know of it, for the model card
     num_successors: int = 0  # best next tokens of each sampled row that `observe` wants
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the drafters of which a request may choose one: those of a hybrid, or the drafter itself."""
+        return (self.name,)
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         """One draft of at most budgets[i] >= 1 nodes for each view, or None where there is nothing to guess.

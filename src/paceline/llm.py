@@ -14,7 +14,6 @@ import numpy as np
 import paceline
 from paceline import drafters, verify
 from paceline.config import EngineConfig, SpeculationConfig
-from paceline.control.policy import FixedLength
 from paceline.engine.counters import counters
 from paceline.engine.engine import Engine
 from paceline.engine.interrupt import deferred_interrupt
@@ -46,7 +45,8 @@ class LLM:
     model: a catalog name (`paceline models`), a folder of Hugging Face files, a GGUF file, a hub id, or a LoadedModel.
     speculation: what `SpeculationConfig.parse` reads, e.g. "ngram" or {"method": "draft_model", "model": "..."};
     it takes the place of the config's. progress: show bars while a model is fetched. trace: a file for what each step
-    does, drafts and probabilities included, to be read by `paceline trace`; it slows decoding down.
+    does, drafts and probabilities included, to be read by `paceline trace`; it slows decoding down. step_details:
+    requests may ask for such descriptions of their own steps, which the deltas of `stream` carry.
 
     Raises ModelError if the model cannot be had, CacheError if the K/V budget is too small, DraftMismatchError if the
     drafter does not fit, MissingDependencyError if no engine is installed, ConfigError for a wrong setting.
@@ -60,6 +60,7 @@ class LLM:
         speculation: str | Mapping[str, Any] | SpeculationConfig | None = None,
         progress: bool = True,
         trace: str | PathLike[str] | None = None,
+        step_details: bool = False,
     ) -> None:
         config = config or EngineConfig()
         if speculation is not None:
@@ -74,15 +75,16 @@ class LLM:
         _check_room(config, self.runner)
         rule = config.speculation
         verifier = verify.create(rule.verification, epsilon=rule.typical_epsilon, alpha=rule.typical_alpha)
-        self.engine = (Engine if trace_file is None else partial(TracedEngine, trace=trace_file))(
+        describing = step_details or trace_file is not None
+        self.engine = (partial(TracedEngine, trace=trace_file) if describing else Engine)(
             self.runner,
             tokenizer=self.tokenizer,
             verifier=verifier,
             drafter=drafters.create(
                 config, target=self._model, runner=self.runner, verifier=verifier, progress=progress
             ),
-            controller=FixedLength(rule.max_draft_tokens),
             max_draft_tokens=rule.max_draft_tokens,
+            max_predicted_tokens=rule.max_predicted_tokens,
             scheduler=config.scheduler,
             cache=config.cache,
         )
@@ -181,6 +183,13 @@ class LLM:
             self.engine, np.asarray(token_ids, np.int32), params, prompt_length=prompt_length, seed=seed, stream=stream
         )
         return race_margin(logits, sampling)
+
+    def encode_prediction(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text that an answer will resemble, for `SamplingParams.prediction`.
+
+        Where an answer departs from it its tokens may be cut otherwise for a while; drafting finds its place again.
+        """
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def metrics(self) -> dict[str, int]:
         """Counters of speculation over all requests so far, under the names of docs/glossary.md."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -230,6 +231,21 @@ class CharTokenizer:
     def token_text(self, token_id: int) -> str:
         return self._texts[token_id]
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+    def token_bytes(self) -> list[bytes | None]:
+        return [None if i in self.special_ids else text.encode() for i, text in enumerate(self._texts)]
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         turns = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         return turns + "assistant: " if add_generation_prompt else turns
+
+    template_reads_tools = False
+
+    def template_mentions(self, text: str) -> bool:
+        return False

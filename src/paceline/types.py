@@ -5,17 +5,122 @@ Shapes: T tokens of a pass, M rows whose logits are wanted, N nodes of a draft, 
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from paceline.errors import ConfigError
 
 FinishReason = Literal["stop", "length", "abort"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "lark", "choice"]
+MAX_GRAMMAR_CHARACTERS = 1 << 17
+MAX_MARKER_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output must be, from its first character to its last; `Grammar.json_schema({...})` and the like make one.
+
+    A marker, such as "</think>", leaves what comes before its first occurrence free, the end of the output included.
+    Whether the grammar itself can be read shows when a request is checked. Raises ConfigError, naming the field, for a
+    value outside its rule.
+    """
+
+    kind: GrammarKind
+    text: str = ""  # a JSON schema, a regular expression, a grammar in Lark's notation, or choices as a JSON list
+    after: str | None = None  # the marker; None = the whole output follows the grammar
+
+    def __post_init__(self) -> None:
+        kinds = get_args(GrammarKind)
+        _require(self.kind in kinds, self, "kind", f"one of {', '.join(kinds)}", "try json_schema")
+        limit = MAX_GRAMMAR_CHARACTERS
+        _require(
+            _unicode(self.text) and len(self.text) <= limit, self, "text", f"at most {limit} characters", "shorten it"
+        )
+        _require(self.kind != "json_object" or not self.text, self, "text", "empty for json_object", "try json_schema")
+        _require(
+            self.after is None or (_unicode(self.after) and 1 <= len(self.after) <= MAX_MARKER_CHARACTERS),
+            self, "after", f"None or 1 to {MAX_MARKER_CHARACTERS} characters", "try '</think>'",
+        )  # fmt: skip
+
+    @classmethod
+    def json_object(cls, *, after: str | None = None) -> Grammar:
+        """Any JSON object."""
+        return cls("json_object", after=after)
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str, *, after: str | None = None) -> Grammar:
+        """JSON that is valid against the schema, with the properties in its order."""
+        return cls("json_schema", schema if isinstance(schema, str) else _json("schema", schema), after)
+
+    @classmethod
+    def regex(cls, pattern: str, *, after: str | None = None) -> Grammar:
+        """A text that the whole of the expression matches (Rust's syntax: no look-around, no back-references)."""
+        return cls("regex", pattern, after)
+
+    @classmethod
+    def lark(cls, text: str, *, after: str | None = None) -> Grammar:
+        """A text of the context-free grammar in Lark's notation, whose first rule is `start`."""
+        return cls("lark", text, after)
+
+    @classmethod
+    def choice(cls, choices: Iterable[str], *, after: str | None = None) -> Grammar:
+        """One of these texts."""
+        return cls("choice", _json("choices", _as_tuple(choices)), after)
+
+
+PREDICTION = "prediction"  # the drafter that follows a request's own prediction
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpeculation:
+    """What one request takes of the engine's speculation. `parse` reads JSON's values.
+
+    Raises ConfigError, naming the field, for a value outside its rule.
+    """
+
+    num_speculative_tokens: int | None = None  # nodes of a draft at most; None = as many as the engine drafts
+    method: str | None = None  # the only drafter that may draft, by its name; None or "auto" = all, "none" = none
+
+    def __post_init__(self) -> None:
+        cap, method = self.num_speculative_tokens, self.method
+        _require(
+            cap is None or (_whole(cap) and cap >= 1),
+            self, "num_speculative_tokens", "None or an integer >= 1", 'take method "none" to draft nothing',
+        )  # fmt: skip
+        _require(
+            method is None or (isinstance(method, str) and method),
+            self, "method", "None or a drafter's name", "leave it out for all of the engine's",
+        )  # fmt: skip
+        _require(
+            cap is None or method != "none",
+            self, "num_speculative_tokens", 'left out with method "none"', "nothing is drafted",
+        )  # fmt: skip
+
+    def allows(self, drafter: str) -> bool:
+        """This drafter may draft for the request."""
+        return self.method in (None, "auto", drafter)
+
+    @classmethod
+    def parse(cls, value: bool | Mapping[str, Any] | RequestSpeculation) -> bool | RequestSpeculation:
+        """From true, false, or an object such as {"method": "ngram", "num_speculative_tokens": 3}.
+
+        Raises ConfigError for anything else, and for an unknown key.
+        """
+        if isinstance(value, (bool, RequestSpeculation)):
+            return value
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"speculation of a request must be true, false or an object; got {value!r:.100}.")
+        known = sorted(f.name for f in fields(cls))
+        unknown = sorted(set(value) - set(known), key=str)
+        if unknown:
+            raise ConfigError(f"speculation of a request has no option {unknown[0]!r}; it has {', '.join(known)}.")
+        return cls(**value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +150,13 @@ class SamplingParams:
     logprobs: int | None = None  # report the emitted token's raw log-probability and the top N; None = off
     prompt_logprobs: int | None = None  # the same for each prompt token
     skip_special_tokens: bool = True  # leave special tokens out of the text
-    speculation: bool = True  # False = decode this request plainly, whatever the engine's drafter
+    grammar: Grammar | None = None  # what the output must be; None = anything
+    speculation: bool | RequestSpeculation = True  # False = decode plainly, whatever the engine's drafter
+    prediction: tuple[int, ...] = ()  # tokens that the output will resemble, to draft from; unread where nothing drafts
+    step_details: bool = False  # deltas say what each step drafted, and what the target said of it
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "banned_token_ids", "allowed_token_ids"):
+        for name in ("stop", "stop_token_ids", "banned_token_ids", "allowed_token_ids", "prediction"):
             value = getattr(self, name)
             if value is not None or name != "allowed_token_ids":
                 object.__setattr__(self, name, _as_tuple(value))
@@ -76,7 +184,7 @@ class SamplingParams:
             and all(_token_id(t) and _finite(b) and -100 <= b <= 100 for t, b in self.logit_bias.items()),
             self, "logit_bias", "a map of token ids >= 0 to a bias in [-100, 100]", "ban a token with banned_token_ids",
         )  # fmt: skip
-        for name in ("stop_token_ids", "banned_token_ids"):
+        for name in ("stop_token_ids", "banned_token_ids", "prediction"):
             _require(all(map(_token_id, getattr(self, name))), self, name, "integers >= 0", "name tokens by their ids")
         _require(
             self.allowed_token_ids is None or (self.allowed_token_ids and all(map(_token_id, self.allowed_token_ids))),
@@ -98,8 +206,41 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _require(value is None or (_whole(value) and 0 <= value <= 100), self, name, "None or in 0..100", "try 5")
-        for name in ("ignore_eos", "skip_special_tokens", "speculation"):
+        for name in ("ignore_eos", "skip_special_tokens", "step_details"):
             _require(isinstance(getattr(self, name), bool), self, name, "True or False", "leave it out for the default")
+        _require(
+            self.grammar is None or isinstance(self.grammar, Grammar),
+            self, "grammar", "None or a Grammar", "try Grammar.json_object()",
+        )  # fmt: skip
+        _require(
+            not (self.grammar and self.ignore_eos), self, "ignore_eos", "False with a grammar", "it ends the output"
+        )
+        self._check_drafting()
+
+    def _check_drafting(self) -> None:
+        _require(
+            isinstance(self.speculation, (bool, RequestSpeculation)),
+            self, "speculation", "True, False or a RequestSpeculation", "leave it out for the default",
+        )  # fmt: skip
+        method = self.drafting.method
+        if self.prediction and not (self.drafting.allows(PREDICTION) or method == "none"):
+            raise ConfigError(
+                f'a prediction is read with method "auto" or "prediction"; got {method!r:.100}: drop one.'
+            )
+        if method == PREDICTION and not self.prediction:
+            raise ConfigError('method "prediction" drafts from a prediction, and there is none: give its token ids.')
+
+    @property
+    def drafting(self) -> RequestSpeculation:
+        """`speculation`, with True and False spelled out."""
+        if isinstance(self.speculation, RequestSpeculation):
+            return self.speculation
+        return _ALL_DRAFTERS if self.speculation else _NO_DRAFTER
+
+    @property
+    def speculates(self) -> bool:
+        """Drafts may be made for this request."""
+        return self.drafting.method != "none"
 
     @property
     def greedy(self) -> bool:
@@ -128,10 +269,23 @@ def _token_id(value: object) -> bool:
     return _whole(value) and value >= 0  # type: ignore[operator]  # an integer
 
 
+def _unicode(value: object) -> bool:
+    return isinstance(value, str) and not any(0xD800 <= ord(character) < 0xE000 for character in value)
+
+
+def _json(name: str, value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} must be JSON ({error}): use dictionaries, lists, texts and numbers.") from error
+
+
 def _as_tuple(value: object) -> tuple:
     """One value or several, or None; what is no collection stays one value, for the rules to refuse."""
     if value is None or isinstance(value, str):
         return () if value is None else (value,)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()  # of Python's own numbers, which a trace can hold
     try:
         return tuple(value)  # type: ignore[arg-type]  # tried
     except TypeError:
@@ -141,6 +295,9 @@ def _as_tuple(value: object) -> tuple:
 def _require(holds: object, owner: object, name: str, rule: str, remedy: str) -> None:
     if not holds:
         raise ConfigError(f"{name} must be {rule}; got {getattr(owner, name)!r:.100}: {remedy}.")
+
+
+_ALL_DRAFTERS, _NO_DRAFTER = RequestSpeculation(), RequestSpeculation(method="none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,19 +350,23 @@ class Draft:
         ids = self.token_ids.tolist()
         if ends.isdisjoint(ids):
             return self
-        place = {-1: -1}  # of the nodes that have children or may, in the new draft
-        kept: list[int] = []
+        fertile, kept = {-1}, []  # nodes that may have children
         for node, parent in enumerate(self.parents.tolist()):
-            if parent in place:
+            if parent in fertile:
                 if ids[node] not in ends:
-                    place[node] = len(kept)
+                    fertile.add(node)
                 kept.append(node)
+        return self.only(kept)
+
+    def only(self, nodes: list[int]) -> Draft:
+        """The draft of these nodes, ascending, whose parents are among them. It has no law."""
+        place = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
         return Draft(
-            token_ids=self.token_ids[kept],
-            parents=np.array([place[parent] for parent in self.parents[kept].tolist()], dtype=np.int32),
-            confidence=None if self.confidence is None else self.confidence[kept],
+            token_ids=self.token_ids[nodes],
+            parents=np.array([place[parent] for parent in self.parents[nodes].tolist()], dtype=np.int32),
+            confidence=None if self.confidence is None else self.confidence[nodes],
             source=self.source,
-            proposers=None if self.proposers is None else tuple(self.proposers[node] for node in kept),
+            proposers=None if self.proposers is None else tuple(self.proposers[node] for node in nodes),
         )
 
     @classmethod
@@ -356,7 +517,7 @@ class Completion:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None  # None while it is running
-    stop_reason: int | str | None = None  # the stop token or string that ended it
+    stop_reason: int | str | None = None  # the stop token or string that ended it; "grammar" = it left no token, abort
     logprobs: tuple[TokenLogprob, ...] | None = None
     origins: tuple[str, ...] = ()  # one a token: "accepted", "recovered", "bonus", or "plain" (no draft was there)
 
@@ -384,6 +545,16 @@ class SpeculationMetrics:
     def acceptance_length(self) -> float:
         """1 + accepted / steps: tokens that one target pass yields."""
         return 1.0 + self.num_accepted_tokens / self.num_steps if self.num_steps else 1.0
+
+    @property
+    def accepted_prediction_tokens(self) -> int:
+        """Nodes from requests' predictions that were accepted."""
+        return self.num_accepted_tokens_per_drafter.get(PREDICTION, 0)
+
+    @property
+    def rejected_prediction_tokens(self) -> int:
+        """Nodes from requests' predictions that were drafted in vain; a token that was drafted anew counts again."""
+        return self.num_draft_tokens_per_drafter.get(PREDICTION, 0) - self.accepted_prediction_tokens
 
     def __add__(self, other: SpeculationMetrics) -> SpeculationMetrics:
         mine, theirs = self.num_accepted_tokens_per_pos, other.num_accepted_tokens_per_pos
@@ -421,6 +592,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] | None = None  # of these tokens; None if they were not asked for
     finish_reason: FinishReason | None = None  # on the last delta of the choice
     stop_reason: int | str | None = None  # as in Completion
+    steps: tuple[Any, ...] = ()  # a TraceStep for each step, where the request wants step_details
 
     @staticmethod
     def joined(deltas: Sequence[Delta]) -> Delta:
@@ -436,6 +608,7 @@ class Delta:
             logprobs=None
             if last.logprobs is None
             else tuple(chain.from_iterable(delta.logprobs or () for delta in deltas)),
+            steps=tuple(chain.from_iterable(delta.steps for delta in deltas)),
         )
 
 

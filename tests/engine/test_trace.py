@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import engine_scenarios
-import toy_engine
 from engine_scenarios import Arrival, Scenario, any_params, any_setting, arrivals
 from paceline import LLM
 from paceline.engine.trace import FORMAT, Trace, TraceFile, TraceHeader, TraceStep, read_trace
@@ -33,9 +32,7 @@ def traced(path: Path, *args: Any, **options: Any) -> TracedEngine:
     """make_engine's engine, traced."""
     file = TraceFile(path)
     file.write(HEADER)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(toy_engine, "Engine", partial(TracedEngine, trace=file))
-        engine = make_engine(*args, **options)
+    engine = make_engine(*args, kind=partial(TracedEngine, trace=file), **options)
     assert isinstance(engine, TracedEngine)
     return engine
 

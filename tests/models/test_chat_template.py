@@ -177,3 +177,20 @@ def test_messages_are_not_changed():
     with pytest.raises(ConfigError):
         ChatTemplate("{{ messages[0].update({'role': 'system'}) }}", special_tokens={}).render(messages)
     assert json.dumps(messages) == before
+
+
+def test_tools_and_variables_reach_templates_that_name_them():
+    source = "{% if tools %}{{ tools | tojson }}{% endif %}{% if thinks is defined and not thinks %}.{% endif %}"
+    template = ChatTemplate(source, special_tokens={})
+    messages = [{"role": "user", "content": "x"}]
+    assert template.reads_tools
+    assert template.render(messages, tools=[{"name": "f"}], variables={"thinks": False}) == '[{"name": "f"}].'
+    assert template.render(messages) == ""
+    assert template.render(messages, variables={"messages": [], "tools": [1]}) == ""  # not theirs to set
+
+
+def test_templates_without_tools():
+    template = ChatTemplate("{{ messages[0].tools }}", special_tokens={})
+    assert not template.reads_tools
+    assert template.mentions("messages[0]")
+    assert not template.mentions("<think>")

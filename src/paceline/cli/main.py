@@ -14,6 +14,7 @@ from paceline.cli.generate import generate
 from paceline.cli.guard import guarded
 from paceline.cli.models import models
 from paceline.cli.profile import profile
+from paceline.cli.serve import serve
 from paceline.cli.trace import trace
 from paceline.cli.tune_layers import tune_layers
 from paceline.cli.verify import verify
@@ -41,5 +42,5 @@ def root(
     """Speculative decoding: the target model's own text, in fewer serial steps."""
 
 
-for command in (generate, chat, demo, verify, bench, profile, trace, tune_layers, models):
+for command in (generate, chat, serve, demo, verify, bench, profile, trace, tune_layers, models):
     app.command()(guarded(command))

@@ -159,12 +159,12 @@ def parse_counts(option: str, text: str) -> list[int]:
     return sorted({int(number) for number in text.split(",")})
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, *, option: str = "--kv-cache-memory") -> int:
     """Bytes from 1048576, 512M, 1.5G or 2GiB; units are binary. Raises ConfigError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size_bytes = float(match[1]) * _UNITS[match[2].upper()] if match is not None else 0
     if not 1 <= size_bytes < 1 << 63:
-        raise ConfigError(f"--kv-cache-memory must be a number of bytes such as 512M or 2G; got {text!r:.100}.")
+        raise ConfigError(f"{option} must be a number of bytes such as 512M or 2G; got {text!r:.100}.")
     return int(size_bytes)
 
 

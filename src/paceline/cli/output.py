@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from paceline.bench.runner import Mode
+from paceline.engine.counters import summary
 from paceline.engine.detokenizer import Decoder, Detokenizer
-from paceline.types import Completion, RequestOutput, SpeculationMetrics, TokenLogprob
+from paceline.types import Completion, RequestOutput, TokenLogprob
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,20 +82,6 @@ def statistics_line(output: RequestOutput) -> str:
     )
 
 
-def metrics_json(metrics: SpeculationMetrics) -> dict[str, Any]:
-    """`metrics.speculative_decoding` of a response; acceptance_histogram[k] counts drafts with k tokens accepted."""
-    reached = (metrics.num_drafts, *metrics.num_accepted_tokens_per_pos, 0)
-    return {
-        "mean_acceptance_length": metrics.acceptance_length,
-        "draft_acceptance_rate": metrics.acceptance_rate,
-        "acceptance_histogram": [here - beyond for here, beyond in itertools.pairwise(reached)],
-        "num_steps": metrics.num_steps,
-        "num_spec_steps": metrics.num_drafts,
-        "num_accepted_draft_tokens": metrics.num_accepted_tokens,
-        "num_draft_tokens": metrics.num_draft_tokens,
-    }
-
-
 def output_json(output: RequestOutput) -> dict[str, Any]:
     """One finished request: the first choice at the top level, all of them under `choices`."""
     choices = [_choice_json(choice) for choice in output.outputs]
@@ -109,7 +95,7 @@ def output_json(output: RequestOutput) -> dict[str, Any]:
         "reproducible": output.reproducible,
         "num_prompt_tokens": len(output.prompt_token_ids),
         "num_cached_tokens": output.num_cached_tokens,
-        "metrics": {"speculative_decoding": metrics_json(output.metrics)},
+        "metrics": {"speculative_decoding": summary(output.metrics)},
         "timings": {
             "prefill_seconds": output.prefill_seconds,
             "decode_seconds": output.decode_seconds,

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 MARKS = {"accepted": "+", "recovered": "!", "bonus": "*", "plain": "="}  # for eyes and terminals without colour
-REJECTED, UNREACHED = "x", "."
+_FATES = {
+    "accepted": (MARKS["accepted"], ORIGIN_STYLES["accepted"]),
+    "rejected": ("x", ""),
+    "not reached": (".", "dim"),
+}
 _PROMPT_WIDTH = 200
 
 
@@ -171,13 +175,7 @@ def _final(step: TraceStep) -> Text:
 def _node(step: TraceStep, index: int, held: set[int]) -> Text:
     """held: the token ids of the node's children."""
     node = step.nodes[index]
-    judged = {-1, *step.path}  # nodes whose children were looked at
-    if step.final is None:
-        judged.discard(step.path[-1])  # the output ended with it
-    if index in step.path:
-        mark, style = MARKS["accepted"], ORIGIN_STYLES["accepted"]
-    else:
-        mark, style = (REJECTED, "") if node.parent in judged else (UNREACHED, "dim")
+    mark, style = _FATES[step.fates[index]]
     line = _text(f"{mark} {_quoted(node.text)}", style).append(f" {_probability(node.logprob)}")
     if node.confidence is not None:
         line.append(f" [{node.confidence:.2f}]")

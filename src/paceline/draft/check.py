@@ -13,6 +13,12 @@ from paceline.types import Draft, DraftLaw
 _ROUNDING = 1e-6  # of a probability
 
 
+def check_list(drafts: object, *, drafter: str, count: int) -> None:
+    """Raises DraftMismatchError, naming the drafter, unless it proposed as many drafts as it was asked for."""
+    if not isinstance(drafts, list) or len(drafts) != count:
+        raise DraftMismatchError(f"drafter {drafter!r} must return a list of {count} drafts or Nones.")
+
+
 def check_draft(draft: Draft, *, drafter: str, budget: int, vocab_size: int, chains_only: bool) -> None:
     """Raises DraftMismatchError, naming the drafter, unless the draft is a tree within budget and vocabulary."""
     problem = _problem(draft, budget=budget, vocab_size=vocab_size, chains_only=chains_only)

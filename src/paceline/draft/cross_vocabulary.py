@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from paceline.draft.retokenised_text import RetokenisedText
-from paceline.draft.vocabulary_map import SAMPLE_TEXT, SpelledTokens, coverage, map_tokens, special_pairs
+from paceline.draft.vocabulary_map import SAMPLE_TEXT, coverage, map_tokens, special_pairs
 from paceline.errors import DraftMismatchError
+from paceline.interfaces import Tokenizer
 from paceline.types import RequestView, TokenMap
 
 _LEAST_COVERAGE = 0.5
@@ -36,8 +37,8 @@ class CrossVocabulary:
 
     def __init__(
         self,
-        target: SpelledTokens,
-        own: SpelledTokens,
+        target: Tokenizer,
+        own: Tokenizer,
         *,
         target_size: int,
         own_size: int,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.draft.check import check_draft
+from paceline.draft.check import check_draft, check_list
 from paceline.errors import DraftMismatchError
 from paceline.interfaces import Drafter
 from paceline.types import Draft, RequestView, Verdict
@@ -42,6 +42,10 @@ class HybridDrafter(Drafter):
         self._records = [TrackRecord() for _ in drafters]
         self._vocab_size = vocab_size
         self._proposed: dict[str, list[Draft | None]] = {}  # each drafter's own draft, by request, in this step
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return tuple(drafter.name for drafter in self._drafters)
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         """The merged draft of each view. Raises DraftMismatchError, naming the drafter whose draft is unusable."""
@@ -83,10 +87,15 @@ class HybridDrafter(Drafter):
                 stack.callback(drafter.close)
 
     def _ask(self, drafter: Drafter, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
-        drafts = drafter.propose(views, budgets)
-        if not isinstance(drafts, list) or len(drafts) != len(views):
-            raise DraftMismatchError(f"drafter {drafter.name!r} must return a list of {len(views)} drafts or Nones.")
-        for draft, budget in zip(drafts, budgets, strict=True):
+        """The drafter's own draft of each view, None where the request takes another's."""
+        asked = [i for i, view in enumerate(views) if view.params.drafting.allows(drafter.name)]
+        drafts: list[Draft | None] = [None] * len(views)
+        if not asked:
+            return drafts
+        own = drafter.propose([views[i] for i in asked], [budgets[i] for i in asked])
+        check_list(own, drafter=drafter.name, count=len(asked))
+        for i, draft in zip(asked, own, strict=True):
+            drafts[i], budget = draft, budgets[i]
             if draft is None:
                 continue
             check_draft(draft, drafter=drafter.name, budget=budget, vocab_size=self._vocab_size, chains_only=False)

@@ -74,7 +74,7 @@ class RecycleDrafter(Drafter):
         successors: Sequence[np.ndarray | None],
     ) -> None:
         for view in views:
-            if view.request_id not in self._read and view.params.speculation:
+            if view.request_id not in self._read and view.params.speculates:
                 self._read.add(view.request_id)
                 self._table.read_text(view.token_ids)
         self._learn(views, drafts, verdicts, successors)
@@ -129,7 +129,7 @@ class RecycleDrafter(Drafter):
         kept: list[int] = []  # rows of roots and accepted nodes
         said: list[np.ndarray] = []
         for view, draft, verdict, own in zip(views, drafts, verdicts, successors, strict=True):
-            if verdict is None or own is None or not view.params.speculation:
+            if verdict is None or own is None or not view.params.speculates:
                 continue
             first, (previous, root) = len(tokens), _last_two(view.token_ids)
             nodes = [] if draft is None else draft.token_ids.tolist()

@@ -6,10 +6,9 @@ vocabularies" (ICML 2025): a drafter of another vocabulary samples from the toke
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
+from paceline.interfaces import Tokenizer
 from paceline.types import TokenMap
 
 # English, markup, code, numbers and some other languages: what a target is commonly asked to write.
@@ -60,25 +59,7 @@ Le conseil se réunit à Genève. Der Ausschuss trifft sich am Dienstag. El comi
 '''
 
 
-class SpelledTokens(Protocol):
-    """The part of a tokenizer that tells what its tokens are made of."""
-
-    @property
-    def eos_ids(self) -> frozenset[int]: ...
-
-    @property
-    def special_ids(self) -> frozenset[int]: ...
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
-    def token_text(self, token_id: int) -> str: ...
-
-    def token_bytes(self) -> list[bytes | None]:
-        """What each token adds to a text; None for special tokens and unused ids."""
-        ...
-
-
-def map_tokens(target: SpelledTokens, own: SpelledTokens, *, target_size: int, own_size: int) -> TokenMap:
+def map_tokens(target: Tokenizer, own: Tokenizer, *, target_size: int, own_size: int) -> TokenMap:
     """The target's id of each of the draft model's tokens.
 
     Two tokens are the same if they add the same bytes to a text. Special tokens have no counterpart, whatever they are
@@ -95,13 +76,13 @@ def map_tokens(target: SpelledTokens, own: SpelledTokens, *, target_size: int, o
     return TokenMap(ids, target_size)
 
 
-def special_pairs(target: SpelledTokens, own: SpelledTokens) -> dict[int, int]:
+def special_pairs(target: Tokenizer, own: Tokenizer) -> dict[int, int]:
     """The draft model's special tokens that have the name of one of the target's, whose id is the value."""
     theirs = {target.token_text(i): i for i in target.special_ids}
     return {i: theirs[name] for i in own.special_ids if (name := own.token_text(i)) in theirs}
 
 
-def coverage(text: str, target: SpelledTokens, token_map: TokenMap) -> float:
+def coverage(text: str, target: Tokenizer, token_map: TokenMap) -> float:
     """Share of the tokens in which the target spells a text that the draft model has, too."""
     ids = target.encode(text, add_special_tokens=False)
     return float(np.isin(ids, token_map.ids).mean())

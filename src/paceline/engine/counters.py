@@ -1,8 +1,10 @@
-"""Speculation's counters under the names that metrics systems read (vLLM's, with our prefix)."""
+"""Speculation's counters under the names that metrics systems and responses have for them (vLLM's)."""
 
 from __future__ import annotations
 
+import itertools
 import json
+from typing import Any
 
 from paceline.types import SpeculationMetrics
 
@@ -29,4 +31,18 @@ def counters(metrics: SpeculationMetrics) -> dict[str, int]:
         f"{_PREFIX}_accepted_tokens_total": metrics.num_accepted_tokens,
         **per_position,
         **per_drafter,
+    }
+
+
+def summary(metrics: SpeculationMetrics) -> dict[str, Any]:
+    """`metrics.speculative_decoding` of a response; acceptance_histogram[k] counts drafts with k tokens accepted."""
+    reached = (metrics.num_drafts, *metrics.num_accepted_tokens_per_pos, 0)
+    return {
+        "mean_acceptance_length": metrics.acceptance_length,
+        "draft_acceptance_rate": metrics.acceptance_rate,
+        "acceptance_histogram": [here - beyond for here, beyond in itertools.pairwise(reached)],
+        "num_steps": metrics.num_steps,
+        "num_spec_steps": metrics.num_drafts,
+        "num_accepted_draft_tokens": metrics.num_accepted_tokens,
+        "num_draft_tokens": metrics.num_draft_tokens,
     }

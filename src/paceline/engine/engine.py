@@ -13,14 +13,16 @@ import numpy as np
 from paceline.cache.manager import CacheManager
 from paceline.config import CacheConfig, SchedulerConfig, at_least
 from paceline.control.policy import FixedLength
-from paceline.draft.check import check_draft
+from paceline.draft.check import check_draft, check_list
 from paceline.engine import outcome
 from paceline.engine.packing import Rows, pack
 from paceline.engine.request import Request, Sequence
 from paceline.engine.scheduler import ScheduledSequence, Scheduler
 from paceline.engine.self_test import SelfTest
-from paceline.errors import ConfigError, DraftMismatchError, PromptError
+from paceline.errors import ConfigError, PromptError
 from paceline.interfaces import Controller, Drafter, Runner, Tokenizer, Verifier
+from paceline.sampling.grammar import CompiledGrammar, GrammarCompiler
+from paceline.sampling.grammar_state import GrammarState
 from paceline.types import (
     Delta,
     Draft,
@@ -47,7 +49,11 @@ class Engine:
 
     The text of a request is a function of (target weights, prompt, sampling parameters, seed) alone when the verifier
     is `coupled`: drafter, draft length, batch and scheduling cannot alter it. `step` is the whole algorithm.
+
+    max_draft_tokens: nodes of a draft. max_predicted_tokens: those of requests with a prediction; None = the same.
     """
+
+    describes_steps = False  # for requests that want step_details
 
     def __init__(
         self,
@@ -58,6 +64,7 @@ class Engine:
         drafter: Drafter | None = None,
         controller: Controller | None = None,
         max_draft_tokens: int = 0,
+        max_predicted_tokens: int | None = None,
         scheduler: SchedulerConfig | None = None,
         cache: CacheConfig | None = None,
     ) -> None:
@@ -67,7 +74,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.verifier = verifier
         self.drafter = drafter
-        self.controller = controller or FixedLength(max_draft_tokens)
+        predicted = max_draft_tokens if max_predicted_tokens is None else max_predicted_tokens
+        self.controller = controller or FixedLength(max(max_draft_tokens, predicted))
         prefix_caching = (cache or CacheConfig()).prefix_caching
         self.cache = CacheManager(
             num_blocks=runner.kv.num_blocks, block_size=runner.kv.block_size, prefix_caching=prefix_caching
@@ -77,7 +85,9 @@ class Engine:
             self.cache,
             max_model_len=runner.max_model_len,
             max_draft_tokens=max_draft_tokens if drafter is not None else 0,
+            max_predicted_tokens=predicted if drafter is not None else 0,
         )
+        self.grammars = GrammarCompiler(tokenizer, vocab_size=runner.vocab_size)
         self.requests: dict[str, Request] = {}  # those that are not finished, by id
         self._plan: list[ScheduledSequence] | None = None  # of the last step; None = it failed to make one
         self._arrivals = count(1)
@@ -107,13 +117,18 @@ class Engine:
 
     def check_request(self, prompt_token_ids: list[int] | np.ndarray, params: SamplingParams) -> None:
         """Raises PromptError for a prompt that is empty, beyond the context or holds unknown token ids, and ConfigError
-        for parameters that name tokens outside the vocabulary or leave no token to sample."""
+        for parameters that name tokens outside the vocabulary, leave no token to sample or choose a drafter that is not
+        there, or for a grammar that cannot be used; MissingDependencyError for a grammar without llguidance. Safe to
+        call from any thread: a grammar is compiled here, not in a step."""
         if not isinstance(params, SamplingParams):
             raise ConfigError(
                 f"params must be SamplingParams; got {type(params).__name__}: SamplingParams(max_tokens=64)."
             )
         self._check_prompt(prompt_token_ids)
         self._check_params(params)
+        if params.step_details and not self.describes_steps:
+            raise ConfigError("step_details need LLM(..., step_details=True), whose engine describes its steps.")
+        self._check_drafter(params)
 
     def add_request(
         self,
@@ -156,6 +171,7 @@ class Engine:
             tokenizer=self.tokenizer,
             eos_ids=self.tokenizer.eos_ids,
             vocab_size=self.runner.vocab_size,
+            grammar=self.compiled(params),
             prompt=prompt,
             stream=stream,
             priority=priority,
@@ -169,6 +185,10 @@ class Engine:
             self._with_deadline[request.id] = request
         for sequence in request.sequences:
             self.scheduler.add(sequence)
+
+    def compiled(self, params: SamplingParams) -> CompiledGrammar | None:
+        """The grammar of these parameters, if they have one. Raises what GrammarCompiler.compile raises."""
+        return None if params.grammar is None else self.grammars.compile(params.grammar)
 
     def abort(self, request_id: str, *, stop_reason: str | None = None) -> list[Delta]:
         """Cancels a request between two steps; the deltas hold what was held back. Empty if it is not running."""
@@ -211,7 +231,7 @@ class Engine:
             return []
         try:
             self._copy_blocks(plan)
-            drafts = self._propose(plan)
+            drafts = self._constrain(plan, self._propose(plan))
             passed = self._forward(plan, drafts)
             verdicts = self._verify(plan, drafts, passed)
             return self._commit(plan, drafts, verdicts, passed)
@@ -258,8 +278,7 @@ class Engine:
         chosen = [k for k, budget in enumerate(budgets) if budget > 0]
         drafter = self.drafter.name
         proposals = self.drafter.propose([views[k] for k in chosen], [budgets[k] for k in chosen])
-        if not isinstance(proposals, list) or len(proposals) != len(chosen):
-            raise DraftMismatchError(f"drafter {drafter!r} must return a list of {len(chosen)} drafts or Nones.")
+        check_list(proposals, drafter=drafter, count=len(chosen))
         vocab_size, chains_only = self.runner.vocab_size, self.verifier.chains_only
         for k, draft in zip(chosen, proposals, strict=True):
             if draft is not None:
@@ -270,6 +289,10 @@ class Engine:
             if draft is None or len(draft) < budgets[k]:
                 plan[indices[k]].sequence.lengths_fixed = False
         return drafts
+
+    def _constrain(self, plan: list[ScheduledSequence], drafts: list[Draft | None]) -> list[Draft | None]:
+        """Drafts without what a grammar rules out; each part gets the masks of its rows."""
+        return [part.constrain(draft) for part, draft in zip(plan, drafts, strict=True)]
 
     def _forward(self, plan: list[ScheduledSequence], drafts: list[Draft | None]) -> Pass:
         batch, sampling, rows = pack(
@@ -405,7 +428,7 @@ class Engine:
 
     def _check_params(self, params: SamplingParams) -> None:
         vocab_size = self.runner.vocab_size
-        for name in ("logit_bias", "banned_token_ids", "stop_token_ids", "allowed_token_ids"):
+        for name in ("logit_bias", "banned_token_ids", "stop_token_ids", "allowed_token_ids", "prediction"):
             for token_id in getattr(params, name) or ():
                 if not 0 <= token_id < vocab_size:
                     raise ConfigError(f"{name}: token id {token_id} is outside the vocabulary of {vocab_size}.")
@@ -415,6 +438,27 @@ class Engine:
         allowed = params.allowed_token_ids
         if len(banned) >= vocab_size if allowed is None else banned.issuperset(allowed):
             raise ConfigError("allowed_token_ids, banned_token_ids and min_tokens together leave no token to sample.")
+        if params.grammar is not None:
+            self._check_grammar(params)
+
+    def _check_grammar(self, params: SamplingParams) -> None:
+        if self.verifier.needs_laws:
+            raise ConfigError("a grammar needs the rule coupled, as others would be biased by drafts that it cuts.")
+        grammar = self.compiled(params)
+        assert grammar is not None
+        eos_ids, vocab_size = self.tokenizer.eos_ids, self.runner.vocab_size
+        if GrammarState(grammar, params, eos_ids=eos_ids, vocab_size=vocab_size).status != "open":
+            raise ConfigError(
+                "grammar, allowed_token_ids, banned_token_ids and min_tokens together leave no token to begin with."
+            )
+
+    def _check_drafter(self, params: SamplingParams) -> None:
+        names = () if self.drafter is None else self.drafter.members
+        if not any(map(params.drafting.allows, (*names, "none"))):
+            raise ConfigError(
+                f"method {params.drafting.method!r:.100} is no drafter of this engine: take "
+                f"{', '.join(('auto', *names))} or none."
+            )
 
 
 def _successors(passed: Pass) -> list[np.ndarray | None]:

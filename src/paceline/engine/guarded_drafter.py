@@ -31,6 +31,10 @@ class GuardedDrafter(Drafter):
         self._vocab_size = vocab_size
         self._chains_only = chains_only
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        return self._drafter.members
+
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         try:
             drafts = self._drafter.propose(views, budgets)

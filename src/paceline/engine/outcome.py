@@ -72,12 +72,23 @@ def _append_until_stop(sequence: Sequence, emitted: list[int], *, max_model_len:
             emitted = emitted[: index + 1]
             break
     sequence.append(emitted)
+    _end_with_grammar(sequence)
     if detokenizer is not None:
         if not params.stop:  # all at once; a stop token is not part of the text
-            detokenizer.append(emitted[:-1] if sequence.finish_reason == "stop" else emitted)
+            detokenizer.append(emitted[:-1] if emitted[-1] in sequence.ends else emitted)
         if sequence.finish_reason is not None:
             detokenizer.close()
     return len(emitted)
+
+
+def _end_with_grammar(sequence: Sequence) -> None:
+    """Ends an output that its grammar lets nothing follow. A draft never goes on beyond that: see GrammarState."""
+    if sequence.grammar is None:
+        return
+    if sequence.grammar.status == "complete" and sequence.finish_reason in (None, "length"):
+        sequence.finish_reason = "stop"
+    elif sequence.grammar.status == "stuck" and sequence.finish_reason is None:
+        sequence.finish_reason, sequence.stop_reason = "abort", "grammar"
 
 
 def _logprobs(sequence: Sequence, token_ids: list[int], rows: np.ndarray, output: ForwardOutput) -> list[TokenLogprob]:

@@ -156,7 +156,7 @@ def _row_sampling(
         position=positions,
         purpose=np.full(len(positions), SAMPLE, dtype=np.uint32),
         adjustments=_adjustments(sequences, drafts, rows),
-        allowed=_allowed(sequences, rows),
+        allowed=_allowed(plan, rows),
         num_logprobs=max(wanted, default=None),
         logprob_ids=logprob_ids,
         num_successors=num_successors,
@@ -179,12 +179,13 @@ def _adjustments(sequences: list[Sequence], drafts: list[Draft | None], rows: li
     return pack_adjustments(adjusted)
 
 
-def _allowed(sequences: list[Sequence], rows: list[Rows]) -> np.ndarray | None:
+def _allowed(plan: list[ScheduledSequence], rows: list[Rows]) -> np.ndarray | None:
     """[M, ceil(V/8)] bit masks, or None when no sequence restricts its tokens."""
-    restricted = [(s.allowed, where.sample) for s, where in zip(sequences, rows, strict=True) if s.allowed is not None]
+    own = [part.sequence.allowed if part.allowed is None else part.allowed for part in plan]
+    restricted = [(allowed, where.sample) for allowed, where in zip(own, rows, strict=True) if allowed is not None]
     if not restricted:
         return None
-    masks = np.full((rows[-1].sample.stop, len(restricted[0][0])), 0xFF, dtype=np.uint8)
+    masks = np.full((rows[-1].sample.stop, restricted[0][0].shape[-1]), 0xFF, dtype=np.uint8)
     for allowed, where in restricted:
         masks[where] = allowed
     return masks

@@ -29,6 +29,7 @@ def last_row(
         tokenizer=engine.tokenizer,
         eos_ids=engine.tokenizer.eos_ids,
         vocab_size=engine.runner.vocab_size,
+        grammar=engine.compiled(params),
     )
     sequence = request.sequences[stream]
     sequence.append(token_ids[prompt_length:].tolist())
@@ -40,6 +41,7 @@ def last_row(
             copies = engine.cache.allocate(sequence.id, num_computed=sequence.num_computed, num_new=num_tokens)
             if copies is None:
                 raise CacheError("the KV cache has no room for this row: finish or close what is running first.")
+            part.constrain(None)
             batch, sampling, _ = pack([part], [None], engine.cache, want_laws=False)
             if sampling is not None:
                 logits = engine.runner.forward(batch, replace(sampling, want_logits=True)).logits

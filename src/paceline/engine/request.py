@@ -9,6 +9,8 @@ import numpy as np
 
 from paceline.engine.detokenizer import Detokenizer
 from paceline.interfaces import Tokenizer
+from paceline.sampling.grammar import CompiledGrammar
+from paceline.sampling.grammar_state import GrammarState
 from paceline.sampling.noise import PhiloxNoise
 from paceline.sampling.processors import PenaltyState, allowed_mask
 from paceline.types import (
@@ -121,6 +123,7 @@ class Sequence:
         eos_ids = frozenset() if request.params.ignore_eos else request.eos_ids
         self.ends = eos_ids | set(request.params.stop_token_ids)  # tokens that end the output
         self.allowed = allowed_mask(request.params, vocab_size=request.vocab_size)  # [ceil(V/8)] uint8, None = all
+        self.grammar = request.new_grammar_state()
         self.noise = PhiloxNoise(request.seed, index)
         self.detokenizer: Detokenizer | None = request.new_detokenizer()
         self.origins: list[str] = []
@@ -171,6 +174,8 @@ class Sequence:
         self.tokens.extend(token_ids)
         if self.penalties.active:
             self.penalties.append(token_ids)
+        if self.grammar is not None:
+            self.grammar.append(token_ids)
 
     def note_scheduled(self) -> None:
         """Marks the first time that the sequence is part of a step."""
@@ -209,6 +214,7 @@ class Request:
         tokenizer: Tokenizer,
         eos_ids: frozenset[int],
         vocab_size: int,
+        grammar: CompiledGrammar | None,
         prompt: str | None = None,
         stream: bool = False,
         priority: int = 0,
@@ -225,6 +231,7 @@ class Request:
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
         self.vocab_size = vocab_size
+        self.grammar = grammar
         self.stream = stream
         self.sequences = [Sequence(self, index) for index in range(params.n)]
 
@@ -234,11 +241,16 @@ class Request:
             return None
         return Detokenizer(self.tokenizer, skip_special_tokens=self.params.skip_special_tokens, stop=self.params.stop)
 
+    def new_grammar_state(self) -> GrammarState | None:
+        if self.grammar is None:
+            return None
+        return GrammarState(self.grammar, self.params, eos_ids=self.eos_ids, vocab_size=self.vocab_size)
+
     def text_of(self, sequence: Sequence) -> str:
         if sequence.detokenizer is not None:
             return sequence.detokenizer.text
         output_ids = sequence.output_ids().tolist()
-        if sequence.finish_reason == "stop" and output_ids:  # the token that ended the output is not part of the text
+        if output_ids and output_ids[-1] in sequence.ends:  # the token that ended the output is not part of the text
             output_ids = output_ids[:-1]
         return self.tokenizer.decode(output_ids, skip_special_tokens=self.params.skip_special_tokens)
 

@@ -13,11 +13,13 @@ from bisect import insort
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 
+import numpy as np
+
 from paceline.cache.manager import CacheManager
 from paceline.config import SchedulerConfig
 from paceline.engine.request import Sequence
 from paceline.errors import CacheError
-from paceline.types import RequestView
+from paceline.types import Draft, RequestView, SamplingParams
 
 _rank = attrgetter("rank")
 
@@ -31,6 +33,7 @@ class ScheduledSequence:
     samples: bool  # all pending tokens are computed, so that the pass yields a new one
     draft_limit: int = 0  # nodes that may be drafted on top
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) blocks to copy before writing
+    allowed: np.ndarray | None = None  # [1 + nodes, ceil(V/8)] uint8, bit masks of its rows, if it has a grammar
     _view: RequestView | None = None
 
     def view(self, cache: CacheManager) -> RequestView:
@@ -39,17 +42,31 @@ class ScheduledSequence:
             self._view = self.sequence.view(cache.block_table(self.sequence.id))
         return self._view
 
+    def constrain(self, draft: Draft | None) -> Draft | None:
+        """The draft as far as the sequence's grammar allows; sets the rows' masks."""
+        grammar = self.sequence.grammar
+        if grammar is not None and self.samples:
+            draft, self.allowed = grammar.constrain(draft, limit=self.draft_limit)
+        return draft
+
 
 class Scheduler:
     """Keeps the waiting and the running sequences and allots tokens and K/V blocks to them."""
 
     def __init__(
-        self, config: SchedulerConfig, cache: CacheManager, *, max_model_len: int, max_draft_tokens: int
+        self,
+        config: SchedulerConfig,
+        cache: CacheManager,
+        *,
+        max_model_len: int,
+        max_draft_tokens: int,
+        max_predicted_tokens: int,
     ) -> None:
         self.config = config
         self.cache = cache
         self.max_model_len = max_model_len
         self.max_draft_tokens = max_draft_tokens
+        self.max_predicted_tokens = max_predicted_tokens  # the same of requests with a prediction
         self.waiting: list[Sequence] = []  # both by rank, first in rank first
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -219,16 +236,22 @@ class Scheduler:
     def _num_nodes_wanted(self, part: ScheduledSequence) -> int:
         """Nodes that a sequence may draft if it has the step to itself."""
         sequence, params = part.sequence, part.sequence.params
-        if not part.samples or sequence.num_output == 0 or not params.speculation:
+        if not part.samples or sequence.num_output == 0 or not params.speculates:
             return 0  # the first output token comes with the prompt's pass, without a draft
         if part.num_tokens > 1:  # recomputing after a preemption
             sequence.lengths_fixed = False
             return 0
         return min(
-            self.max_draft_tokens,
+            self._max_nodes(params),
             params.max_tokens - sequence.num_output - 1,
             self.max_model_len - len(sequence.tokens) - 1,
         )
+
+    def _max_nodes(self, params: SamplingParams) -> int:
+        """Nodes of a request's drafts by settings alone."""
+        most = self.max_predicted_tokens if params.prediction else self.max_draft_tokens
+        cap = params.drafting.num_speculative_tokens
+        return most if cap is None else min(most, int(cap))
 
 
 class _Step:

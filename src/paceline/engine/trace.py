@@ -14,11 +14,12 @@ from functools import cache
 from os import PathLike, fspath
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from paceline.errors import ConfigError
 
 FORMAT = 1
+Fate = Literal["accepted", "rejected", "not reached"]
 _KINDS = ("recovered", "bonus", "plain")
 
 
@@ -90,6 +91,17 @@ class TraceStep:
     tokens: tuple[TraceToken, ...]  # path and final token
     finish_reason: str | None
     milliseconds: dict[str, float]  # draft, forward, verify, commit: of the pass, shared by all that are in it
+
+    @property
+    def fates(self) -> tuple[Fate, ...]:
+        """What became of each node: rejected = the target sampled another token after its parent."""
+        judged = {-1, *self.path}  # nodes whose children were looked at
+        if self.final is None and self.path:
+            judged.discard(self.path[-1])  # the output ended with it
+        return tuple(
+            "accepted" if index in self.path else "rejected" if node.parent in judged else "not reached"
+            for index, node in enumerate(self.nodes)
+        )
 
     def __post_init__(self) -> None:
         parents = [node.parent for node in self.nodes]

@@ -24,14 +24,19 @@ from paceline.types import Delta, Draft, ForwardBatch, ForwardOutput, RowSamplin
 
 
 class TracedEngine(Engine):
-    """An Engine whose steps go to a trace file, too; ids and log-probabilities are the same.
+    """An Engine whose steps are described: all in a trace file, where there is one, and in the deltas of the requests
+    that want step_details. Ids and log-probabilities are the same.
 
-    It asks the runner for the raw logits of every row on top, which the time of its forward passes includes. The other
-    options are Engine's. `step` raises OSError, after the step, where the file can no longer be written.
+    For a pass with such requests it asks the runner for the raw logits of every row on top, which the time of its
+    forward passes includes. The other options are Engine's. `step` raises OSError, after the step, where the file can
+    no longer be written.
     """
 
-    def __init__(self, runner: Runner, *, trace: TraceFile, **options: Any) -> None:
+    describes_steps = True
+
+    def __init__(self, runner: Runner, *, trace: TraceFile | None = None, **options: Any) -> None:
         super().__init__(runner, **options)
+        self._describing = False  # a request of this pass
         self._trace = trace
         self._num_passes = 0
         self._milliseconds: dict[str, float] = {}
@@ -44,11 +49,12 @@ class TracedEngine(Engine):
             return super()._propose(plan)
 
     def _forward(self, plan: list[ScheduledSequence], drafts: list[Draft | None]) -> Pass:
+        self._describing = any(self._describes(part.sequence) for part in plan)
         with self._timed("forward"):
             return super()._forward(plan, drafts)
 
     def _compute(self, batch: ForwardBatch, sampling: RowSampling | None) -> ForwardOutput:
-        if sampling is None:
+        if sampling is None or not self._describing:
             return super()._compute(batch, sampling)
         output = super()._compute(batch, replace(sampling, want_logits=True))
         self._logits = output.logits
@@ -70,14 +76,26 @@ class TracedEngine(Engine):
         with self._timed("commit"):
             deltas = super()._commit(plan, drafts, verdicts, passed)
         self._num_passes += 1
+        steps: dict[tuple[str, int], TraceStep] = {}
         for i, part in enumerate(plan):
+            sequence = part.sequence
+            if not self._describes(sequence):
+                continue
             drafted = self._drafted(drafts[i], verdicts[i], passed.output, passed.rows[i], root=roots[i])
-            num_kept = len(part.sequence.tokens) - positions[i]
+            num_kept = len(sequence.tokens) - positions[i]
             if num_kept <= len(drafted["path"]):  # the output ended within it
                 drafted |= {"path": drafted["path"][:num_kept], "final": None, "kind": None}
-            self._describe(part.sequence.request)
-            self._trace.write(self._line(part, positions[i], drafted))
-        return deltas
+            step = self._line(part, positions[i], drafted)
+            if self._trace is not None:
+                self._trace.write(*self._opening(sequence.request), step)
+            if sequence.params.step_details:
+                steps[sequence.request.id, sequence.index] = step
+        return [
+            replace(d, steps=(steps[d.request_id, d.index],)) if (d.request_id, d.index) in steps else d for d in deltas
+        ]
+
+    def _describes(self, sequence: Sequence) -> bool:
+        return self._trace is not None or sequence.params.step_details
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -85,19 +103,13 @@ class TracedEngine(Engine):
         yield
         self._milliseconds[stage] = round(1e3 * (time.perf_counter() - start), 4)
 
-    def _describe(self, request: Request) -> None:
+    def _opening(self, request: Request) -> tuple[TraceRequest, ...]:
         """The request's own line, before its first step."""
-        if request not in self._described:
-            self._described[request] = True
-            self._trace.write(
-                TraceRequest(
-                    request.id,
-                    request.prompt,
-                    tuple(request.prompt_token_ids.tolist()),
-                    request.seed,
-                    asdict(request.params),
-                )
-            )
+        if request in self._described:
+            return ()
+        self._described[request] = True
+        prompt_ids = tuple(request.prompt_token_ids.tolist())
+        return (TraceRequest(request.id, request.prompt, prompt_ids, request.seed, asdict(request.params)),)
 
     def _line(self, part: ScheduledSequence, position: int, drafted: dict[str, Any]) -> TraceStep:
         sequence = part.sequence

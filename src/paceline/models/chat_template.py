@@ -18,9 +18,17 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt text of a conversation.
 
+        tools: descriptions of functions, for a template that reads them. variables: what else the template may name.
         A content may be a list of {"type": "text", "text": ...}: a template that reads lists gets it as it is, others
         get its texts joined by line feeds. Raises PromptError for messages without a role and for content that is not
         text, ConfigError where the template fails or refuses the messages.
@@ -33,17 +41,31 @@ class ChatTemplate:
             _check_parts(message.get("content"))
         try:
             return self._template.render(
-                messages=[self._readable(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._special_tokens,
+                **{
+                    **self._special_tokens,
+                    **(variables or {}),
+                    "messages": [self._readable(message) for message in messages],
+                    "add_generation_prompt": add_generation_prompt,
+                    "tools": tools,
+                    "documents": None,
+                }
             )
         except Exception as error:  # a template is a program: anything can come out of it
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise ConfigError(
                 f"the model's chat template failed ({reason[0][:200]}): check roles and their order, or pass a prompt."
             ) from error
+
+    @cached_property
+    def reads_tools(self) -> bool:
+        """Whether the template names `tools`; another one would leave them out."""
+        from jinja2.meta import find_undeclared_variables
+
+        return "tools" in find_undeclared_variables(self._environment.parse(self._source))
+
+    def mentions(self, text: str) -> bool:
+        """Whether the template writes or looks for a text, such as a tag."""
+        return text in self._source
 
     @cached_property
     def _template(self) -> Any:

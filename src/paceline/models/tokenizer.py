@@ -155,14 +155,33 @@ class Tokenizer:
         """Whether render_chat can work."""
         return self._chat_template is not None
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    @property
+    def template_reads_tools(self) -> bool:
+        """Whether render_chat can show tools to the model."""
+        return self._chat_template is not None and self._chat_template.reads_tools
+
+    def template_mentions(self, text: str) -> bool:
+        """Whether the chat template writes or looks for a text, such as a tag."""
+        return self._chat_template is not None and self._chat_template.mentions(text)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt text of a conversation; encode it with add_special_tokens=False, as encode_chat does.
 
+        tools: descriptions of functions, where the template reads them. variables: what else the template may name.
         Raises ConfigError for a model without a template or a template that fails, PromptError for malformed messages.
         """
         if self._chat_template is None:
             raise ConfigError("the model has no chat template (a base model?): use generate with a plain prompt.")
-        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+        )
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation. Raises as render_chat does."""

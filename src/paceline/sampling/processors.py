@@ -129,11 +129,14 @@ def pack_adjustments(rows: Sequence[RowAdjustments | None]) -> Adjustments:
 
 def allowed_mask(params: SamplingParams, *, vocab_size: int) -> np.ndarray | None:
     """Bit mask of allowed_token_ids as RowSampling.allowed wants it: [ceil(V/8)] uint8; None = all are allowed."""
-    if params.allowed_token_ids is None:
-        return None
-    allowed = np.zeros(vocab_size, dtype=bool)
-    allowed[list(params.allowed_token_ids)] = True
-    return np.packbits(allowed, bitorder="little")
+    return None if params.allowed_token_ids is None else token_mask(params.allowed_token_ids, vocab_size=vocab_size)
+
+
+def token_mask(token_ids: Iterable[int], *, vocab_size: int) -> np.ndarray:
+    """Bit mask [ceil(V/8)] uint8 of some tokens; ids outside the vocabulary have no bit."""
+    mask = np.zeros(vocab_size, dtype=bool)
+    mask[[token_id for token_id in token_ids if token_id < vocab_size]] = True
+    return np.packbits(mask, bitorder="little")
 
 
 def adjusted_row(logits: np.ndarray, sampling: RowSampling, row: int) -> np.ndarray:

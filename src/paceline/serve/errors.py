@@ -1,0 +1,133 @@
+"""Every error as OpenAI's clients read it: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from paceline.errors import ConfigError, EngineClosedError, EngineStepError, PacelineError, PromptError, QueueFullError
+from paceline.serve.disconnect import ClientGone
+from paceline.serve.protocol import ChatRequest, CompletionRequest
+
+_log = logging.getLogger("paceline.serve")
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_FIELDS = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
+
+
+class ApiError(Exception):
+    """A request that is refused: an HTTP status, one line of text, and the field at fault if there is one."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, headers=self.headers)
+
+
+def bad_field(field: str, reason: str) -> ApiError:
+    """A 400 that names the field at fault."""
+    return ApiError(400, f"{field}: {reason}", param=field)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The HTTP side of an error; what was not foreseen is logged, and says nothing of itself."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFullError):
+        seconds = str(math.ceil(error.retry_after_seconds))
+        return ApiError(429, str(error), code="queue_full", headers={"Retry-After": seconds})
+    if isinstance(error, (ConfigError, PromptError)):
+        first = re.match(r"\w+", str(error))
+        named = first is not None and first[0] in _FIELDS
+        return ApiError(400, str(error), param=first[0] if first is not None and named else None)
+    if isinstance(error, EngineClosedError):
+        return ApiError(503, str(error), code="engine_closed", headers={"Retry-After": "10"})
+    if isinstance(error, EngineStepError):
+        return ApiError(500, str(error), code="engine_error")
+    if isinstance(error, PacelineError):
+        return ApiError(500, str(error))
+    _log.error("unexpected %s", type(error).__name__, exc_info=error)
+    return ApiError(500, f"unexpected {type(error).__name__}: the server's log has the details.")
+
+
+def install(app: FastAPI) -> None:
+    """Makes the app answer with these errors alone."""
+
+    @app.exception_handler(ApiError)
+    async def refuse(request: Request, error: ApiError) -> JSONResponse:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse_body(request: Request, error: RequestValidationError) -> JSONResponse:
+        return _invalid(error.errors()).response()
+
+    @app.exception_handler(HTTPException)
+    async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
+        method, path = request.method, request.url.path
+        if error.status_code == 404:
+            return ApiError(404, f"there is no {path}: docs/serving.md lists the routes.").response()
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            return ApiError(405, f"{path} does not take {method}: use {allowed}.").response()
+        return ApiError(
+            error.status_code, f"the body is not JSON in UTF-8 ({error.detail}): send an object."
+        ).response()
+
+    @app.exception_handler(ClientGone)
+    async def leave(request: Request, error: ClientGone) -> Response:
+        return Response(status_code=499)  # nobody reads it; nginx's number for it goes to the log
+
+    @app.exception_handler(PacelineError)
+    @app.exception_handler(Exception)
+    async def fail(request: Request, error: Exception) -> JSONResponse:
+        return as_api_error(error).response()
+
+
+def _invalid(errors: Sequence[Any]) -> ApiError:
+    """The first thing that is wrong with a body; of the variants that a field may take, the one that came furthest."""
+    first = errors[0]
+    field = _place(first)[:1]
+    worst = max((error for error in errors if _place(error)[:1] == field), key=lambda error: len(_place(error)))
+    place = [part for part in _place(worst) if re.fullmatch(r"\w{1,64}", str(part))]
+    name = ".".join(map(str, place)) or None
+    if worst["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON ({worst['ctx']['error']}): send an object.")
+    if worst["type"] == "extra_forbidden":
+        name = name or f"{_place(worst)[-1]!r:.64}"
+        reason = "this server does not support the field, and would ignore it: drop it."
+        return ApiError(400, f"{name}: {reason}", param=name, code="unsupported_field")
+    if name is None:
+        return ApiError(400, "the body must be a JSON object, sent as application/json.")
+    given = f"; got {worst['input']!r:.100}" if isinstance(worst["input"], (int, float, str)) else ""
+    rule = worst["msg"][0].lower() + worst["msg"][1:]
+    return ApiError(400, f"{name}: {rule}{given}.", param=name, code=worst["type"])
+
+
+def _place(error: Any) -> tuple[int | str, ...]:
+    return tuple(error["loc"][1:])
