@@ -1,32 +1,13 @@
-"""Live servers that tests share: a toy model of characters, and SmolLM2 on the native engine."""
+"""A live server that tests share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from live import Live, serving
 
+from live_server import Live, serving, toy
 from paceline.draft.ngram import NgramDrafter
-from paceline.engine.traced import TracedEngine
-from paceline.testing import CharTokenizer, ToyModel
-from toy_engine import make_engine
-
-TOKENIZER = CharTokenizer()
-
-
-def toy(*, runner=None, **options):
-    """An engine of printable characters, whose texts repeat enough for its drafter to be right at times."""
-    runner = runner or ToyModel(
-        vocab_size=TOKENIZER.vocab_size,
-        seed=3,
-        order=1,
-        num_blocks=256,
-        block_size=4,
-        max_model_len=256,
-        peakedness=3.0,
-    )
-    return make_engine(tokenizer=TOKENIZER, runner=runner, kind=TracedEngine, **options)
 
 
 @pytest.fixture(scope="session")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
 import openai
 import pytest
 
-from conftest import TOKENIZER, toy
+from live_server import TOKENIZER, toy
 from paceline.types import RequestOutput, SamplingParams
 from toy_engine import run
 
@@ -32,7 +33,8 @@ CASES = {
     ),
     "stop_token_ids": ({"temperature": 0, "stop_token_ids": [40, 41]}, SamplingParams(stop_token_ids=(40, 41))),
     "ignore_eos": (
-        {"temperature": 0, "ignore_eos": True, "logit_bias": {"1": 9}}, SamplingParams(ignore_eos=True, logit_bias={1: 9.0})
+        {"temperature": 0, "ignore_eos": True, "logit_bias": {"1": 9}},
+        SamplingParams(ignore_eos=True, logit_bias={1: 9.0}),
     ),
     "special tokens": (
         {"temperature": 0, "ignore_eos": True, "skip_special_tokens": False, "logit_bias": {"1": 9}},
@@ -40,7 +42,9 @@ CASES = {
     ),
     "n": ({"seed": 3, "n": 3}, SamplingParams(temperature=1.0, seed=3, n=3)),
     "plain": ({"seed": 3, "speculative": False}, SamplingParams(temperature=1.0, seed=3)),
-    "fewer drafts": ({"seed": 3, "speculative": {"num_speculative_tokens": 1}}, SamplingParams(temperature=1.0, seed=3)),
+    "fewer drafts": (
+        {"seed": 3, "speculative": {"num_speculative_tokens": 1}}, SamplingParams(temperature=1.0, seed=3)
+    ),
     "prediction": (
         {"seed": 3, "prediction": {"type": "content", "content": "some guess"}}, SamplingParams(temperature=1.0, seed=3)
     ),
@@ -187,7 +191,7 @@ def test_metrics(toy_server, level):
     assert chunks[-1].model_extra["metrics"]["speculative_decoding"] == speculation
     if level == "detailed":
         known = [chunk.model_extra["metrics"].get("steps", []) for chunk in chunks if "metrics" in chunk.model_extra]
-        for steps in (metrics["steps"], [step for steps in known for step in steps]):
+        for steps in (metrics["steps"], list(itertools.chain.from_iterable(known))):
             check_steps(steps, answer.choices[0].message.content, speculation)
 
 

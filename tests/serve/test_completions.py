@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from conftest import TOKENIZER, toy
+from live_server import TOKENIZER, toy
 from paceline.types import RequestOutput, SamplingParams
 from toy_engine import run
 

@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from conftest import toy
-from live import Live, serving
 
+from live_server import Live, serving, toy
 from paceline.engine.engine import Engine
 from paceline.testing import ToyModel
 

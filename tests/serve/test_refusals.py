@@ -7,9 +7,8 @@ import socket
 
 import openai
 import pytest
-from live import serving
 
-from conftest import toy
+from live_server import serving, toy
 
 CHAT = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 4, "temperature": 0}
 TEXT = {"prompt": "ab", "max_tokens": 4, "temperature": 0}

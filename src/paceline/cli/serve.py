@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options
 from paceline.cli.output import note
 from paceline.errors import ConfigError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from paceline.serve.spans import Spans
 
 
 def serve(
@@ -93,11 +96,20 @@ def serve(
             note(f"warning: without --api-key, everybody who reaches {host} can use this server.")
         logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
         logging.getLogger("paceline.serve").setLevel(logging.INFO)
-        server = Server(create_app(llm.engine, settings))
+        spans = None if otlp_endpoint is None else _spans(otlp_endpoint, settings.model_names[0])
+        server = Server(create_app(llm.engine, settings, spans=spans))
         note(f"serving {settings.model_names[0]} at http://{_shown(host)}:{socket.getsockname()[1]}/v1")
         server.run(sockets=[socket])
         note("stopped")
     return 0
+
+
+def _spans(endpoint: str, model: str) -> Spans:
+    try:
+        from paceline.serve.spans import Spans
+    except ImportError as error:
+        raise MissingDependencyError("--otlp-endpoint needs OpenTelemetry: pip install 'paceline[otel]'.") from error
+    return Spans.to(endpoint, model=model)
 
 
 def _shown(host: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from fastapi.concurrency import run_in_threadpool
 from starlette.types import Scope
 
 import paceline
@@ -15,11 +17,15 @@ from paceline.serve.middleware import BodyMiddleware, KeyMiddleware, RecordMiddl
 from paceline.serve.record import RequestRecord
 from paceline.serve.service import ServerSettings, Service
 
+if TYPE_CHECKING:
+    from paceline.serve.spans import Spans
 
-def create_app(engine: Engine, settings: ServerSettings) -> FastAPI:
+
+def create_app(engine: Engine, settings: ServerSettings, *, spans: Spans | None = None) -> FastAPI:
     """An app that answers with this engine, which is the app's alone from its start to its end.
 
-    The engine should report steps (`TracedEngine`) for requests that want details.
+    The engine describes its steps (`TracedEngine`), or requests that want details are refused. spans: where requests
+    are traced to.
     """
     service = Service(engine, settings)
 
@@ -28,6 +34,8 @@ def create_app(engine: Engine, settings: ServerSettings) -> FastAPI:
         service.engine.start()
         yield
         await service.engine.close(drain_seconds=settings.drain_seconds)
+        if spans is not None:
+            await run_in_threadpool(spans.close)
 
     app = FastAPI(
         title="Paceline",
@@ -43,6 +51,8 @@ def create_app(engine: Engine, settings: ServerSettings) -> FastAPI:
     def report(scope: Scope, record: RequestRecord) -> None:
         if (route := scope.get("route")) is not None:
             service.metrics.count(route.path, record.status)
+        if spans is not None:
+            spans.report(scope, record)
 
     # The last that is added comes first
     app.add_middleware(BodyMiddleware, max_bytes=settings.max_body_bytes, seconds=settings.body_seconds)

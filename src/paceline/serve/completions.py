@@ -63,10 +63,8 @@ async def completions(
 
 def _prompts(service: Service, body: CompletionRequest) -> list[Prompt]:
     single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
-    prompts: Sequence[Any] = [body.prompt] if single else body.prompt
-    return [
-        (service.tokenizer.encode(prompt), prompt) if isinstance(prompt, str) else (prompt, None) for prompt in prompts
-    ]
+    prompts: list[Any] = [body.prompt] if single else list(body.prompt)
+    return [(service.tokenizer.encode(text), text) if isinstance(text, str) else (text, None) for text in prompts]
 
 
 def _choice(

@@ -9,6 +9,7 @@ from paceline.serve.errors import bad_field
 from paceline.serve.protocol import FunctionDefinition, Generation
 from paceline.types import Grammar
 
+_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models write calls
 _GUIDES = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
 
 
@@ -47,7 +48,7 @@ def call_grammar(functions: list[FunctionDefinition], *, after: str | None) -> G
         }
         for function in functions
     ]
-    return Grammar.json_schema(calls[0] if len(calls) == 1 else {"anyOf": calls}, after=after)
+    return Grammar.json_schema({"anyOf": calls, "x-guidance": _ONE_LINE}, after=after)
 
 
 def _schema(value: dict[str, Any] | str) -> dict[str, Any]:

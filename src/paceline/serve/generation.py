@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from paceline.engine.request_stream import RequestStream
@@ -52,7 +52,7 @@ async def collect(streams: Sequence[RequestStream]) -> tuple[list[RequestOutput]
     return [output for output in outputs if output is not None], deltas
 
 
-async def merged(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, Delta]]:
+async def merged(streams: Sequence[RequestStream]) -> AsyncGenerator[tuple[int, Delta], None]:
     """Deltas of all streams as they come, each with its prompt's index; closing it closes them.
 
     Nothing is taken from a stream before the last delta was: what waits is merged in the engine, and stays small.

@@ -19,6 +19,7 @@ class RequestRecord:
     method: str
     path: str
     started_at: float = field(default_factory=time.perf_counter)
+    started_ns: int = field(default_factory=time.time_ns)  # since the epoch
     status: int = 0  # 0 = the client was gone before there was one
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0

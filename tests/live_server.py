@@ -12,11 +12,29 @@ import httpx
 import openai
 
 from paceline.engine.engine import Engine
+from paceline.engine.traced import TracedEngine
 from paceline.serve.app import create_app
 from paceline.serve.server import Server, listen
 from paceline.serve.service import ServerSettings
+from paceline.testing import CharTokenizer, ToyModel
+from toy_engine import make_engine
 
 MODEL = "toy"
+TOKENIZER = CharTokenizer()
+
+
+def toy(*, runner=None, tokenizer=TOKENIZER, **options):
+    """An engine of printable characters, whose texts repeat enough for its drafter to be right at times."""
+    runner = runner or ToyModel(
+        vocab_size=TOKENIZER.vocab_size,
+        seed=3,
+        order=1,
+        num_blocks=1024,
+        block_size=4,
+        max_model_len=1024,
+        peakedness=3.0,
+    )
+    return make_engine(tokenizer=tokenizer, runner=runner, kind=TracedEngine, **options)
 
 
 @dataclass(frozen=True)
@@ -44,10 +62,10 @@ class Live:
 
 
 @contextmanager
-def serving(engine: Engine, **settings: Any) -> Iterator[Live]:
+def serving(engine: Engine, *, spans: Any = None, **settings: Any) -> Iterator[Live]:
     """Serves until the block is left; then nothing runs, and the engine's cache is whole."""
     options = {"model_names": (MODEL,), "log_requests": False, "drain_seconds": 0.0, **settings}
-    server = Server(create_app(engine, ServerSettings(**options)), log_level="error")
+    server = Server(create_app(engine, ServerSettings(**options), spans=spans), log_level="error")
     with listen("127.0.0.1", 0) as socket:
         socket.listen(128)  # clients may connect before the server is up
         thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
