@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import Live, serving
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from conftest import toy
+from live_server import Live, serving, toy
 from paceline.draft.ngram import NgramDrafter
 from paceline.draft.suffix import SuffixDrafter
 
