@@ -37,6 +37,7 @@ AT_USE = {
     "torch",
     "transformers",
     "huggingface_hub",
+    "llguidance",
     "matplotlib",
 }  # seconds to import: inside functions, but for models/torch_*
 

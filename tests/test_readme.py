@@ -22,7 +22,17 @@ def test_example_runs(capsys):
     assert scope["answer"].metrics.num_accepted_tokens > 0
 
 
-DOCS = [f"docs/{name}.md" for name in ("design-notes", "drafters", "glossary", "native", "noise")]
+def test_examples_of_structured_output_run(capsys):
+    page = (ROOT / "docs" / "structured-output.md").read_text(encoding="utf-8")
+    scope: dict = {}
+    for example in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(example, "structured-output.md", "exec"), scope)
+    printed = capsys.readouterr().out.splitlines()
+    assert json.loads(printed[0]).keys() == {"title", "year"}
+    assert printed[1] in ("positive", "negative")
+
+
+DOCS = [f"docs/{name}.md" for name in ("design-notes", "drafters", "glossary", "native", "noise", "structured-output")]
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *DOCS])

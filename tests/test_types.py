@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.types import Draft, RequestSpeculation, SamplingParams, SpeculationMetrics
+from paceline.types import Draft, Grammar, RequestSpeculation, SamplingParams, SpeculationMetrics
 
 NUMBERS = ["x", None, True, math.nan, math.inf, 10**400]  # no finite numbers
 IDS = ["x", 1.5, [-1], [True], [1.0], ["x"], [None], [[1]], np.array([0.5]), np.array(0.5)]
@@ -35,6 +35,7 @@ WRONG = {
     "logprobs": ["x", True, -1, 101, 1.0],
     "prompt_logprobs": ["x", True, -1, 101, 1.0],
     "skip_special_tokens": [None, 0, "no"],
+    "grammar": ["{}", {}, True, 1],
     "speculation": [None, 1, "ngram", {"method": "ngram"}],
     "prediction": IDS,
 }  # fmt: skip
@@ -204,3 +205,39 @@ def test_nothing_is_drafted_below_an_end():
     assert cut.confidence.tolist() == [0.9, 0.8, 0.7, 0.5]
     assert cut.proposers == (("a",), ("b",), ("a", "b"), ("a",))
     assert draft.cut_after(frozenset({1})) is draft
+
+
+def test_only_some_nodes_of_a_draft():
+    draft = Draft(np.array([5, 6, 7, 8], np.int32), np.array([-1, 0, 0, 2], np.int32), source="a")
+    some = draft.only([0, 2, 3])
+    assert (some.token_ids.tolist(), some.parents.tolist(), some.source) == ([5, 7, 8], [-1, 0, 1], "a")
+
+
+WRONG_GRAMMARS = [
+    (lambda: Grammar("xml"), "kind must be one of json_object, json_schema, regex, lark, choice; got 'xml'"),  # type: ignore[arg-type]
+    (lambda: Grammar("regex", "a" * 131073), "text must be at most 131072 characters"),
+    (lambda: Grammar("regex", 3), "text must be at most"),  # type: ignore[arg-type]
+    (lambda: Grammar("regex", "\ud800"), "text must be at most"),
+    (lambda: Grammar("json_object", "{}"), "text must be empty for json_object"),
+    (lambda: Grammar.regex("a", after=""), "after must be None or 1 to 64 characters"),
+    (lambda: Grammar.regex("a", after="x" * 65), "after must be None or 1 to 64 characters"),
+    (lambda: Grammar.json_schema({"const": {1}}), "schema must be JSON"),
+    (lambda: Grammar.json_schema({"const": math.nan}), "schema must be JSON"),
+    (lambda: SamplingParams(grammar=Grammar.regex("a"), ignore_eos=True), "ignore_eos must be False with a grammar"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG_GRAMMARS)
+def test_wrong_grammars_are_refused(make, message):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_grammars_are_values():
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    assert Grammar.json_schema(schema) == Grammar.json_schema('{"type": "object", "properties": {"b": {}, "a": {}}}')
+    assert Grammar.choice(["a", "é"]).text == '["a", "é"]'
+    assert Grammar.choice("ab") == Grammar.choice(["ab"])
+    assert len({Grammar.regex("a"), Grammar.regex("a"), Grammar.regex("a", after="b")}) == 2

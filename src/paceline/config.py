@@ -122,7 +122,7 @@ class SchedulerConfig:
     """Who gets into a step."""
 
     max_num_seqs: int = 16  # sequences that run at once
-    max_num_batched_tokens: int = 512  # tokens of one pass; longer prompts are computed in chunks
+    max_num_batched_tokens: int = 512  # of a pass; longer prompts come in chunks: no decoding waits longer than for one
 
     def __post_init__(self) -> None:
         at_least("max_num_seqs", self.max_num_seqs, 1)

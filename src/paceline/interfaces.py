@@ -156,7 +156,7 @@ class Drafter(Protocol):
         """
 
     def release(self, request_id: str) -> None:
-        """The request is over, or preempted: forget what was kept for it."""
+        """The request is over or preempted, or this drafter failed in its step: forget what was kept for it."""
 
     def close(self) -> None:
         """The LLM is closed: save what is to be kept. Called again if it raised."""

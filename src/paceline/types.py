@@ -151,7 +151,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same for each prompt token
     skip_special_tokens: bool = True  # leave special tokens out of the text
     grammar: Grammar | None = None  # what the output must be; None = anything
-    speculation: bool | RequestSpeculation = True  # False = decode plainly, whatever the engine's drafter; or see there
+    speculation: bool | RequestSpeculation = True  # False = decode plainly, whatever the engine's drafter
     prediction: tuple[int, ...] = ()  # tokens that the output will resemble, to draft from; unread where nothing drafts
     step_details: bool = False  # deltas say what each step drafted, and what the target said of it
 
@@ -284,6 +284,8 @@ def _as_tuple(value: object) -> tuple:
     """One value or several, or None; what is no collection stays one value, for the rules to refuse."""
     if value is None or isinstance(value, str):
         return () if value is None else (value,)
+    if isinstance(value, np.ndarray):
+        value = value.tolist()  # of Python's own numbers, which a trace can hold
     try:
         return tuple(value)  # type: ignore[arg-type]  # tried
     except TypeError:

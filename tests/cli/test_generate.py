@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -83,3 +84,35 @@ def test_stop_string(tiny_llama):
     stopped = as_json(tiny_llama, "--stop", whole[3:6])
     assert stopped["text"] == whole[: whole.index(whole[3:6])]
     assert stopped["finish_reason"] == "stop"
+
+
+def test_answers_in_a_given_form(tiny_llama, tmp_path):
+    schema = '{"enum": ["ab", "ba"]}'
+    path = tmp_path / "schema.json"
+    path.write_text(schema)
+    texts = {}
+    for options in (("--json-schema", schema), ("--json-schema", str(path)), ("--regex", "[ab]{3}")):
+        command = ["generate", str(tiny_llama), "--prompt", "ab", "--kv-cache-memory", "4M", "--threads", "1", *options]
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        texts[options] = result.stdout.strip()
+    by_schema, by_file, by_regex = texts.values()
+    assert by_schema == by_file
+    assert json.loads(by_schema) in ("ab", "ba")
+    assert re.fullmatch("[ab]{3}", by_regex)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--json-schema", "{}", "--regex", "a"), "exclude each other"),
+        (("--json-schema", "no/such/file"), "No such file or directory"),
+        (("--json-schema", "{"), "the grammar (json_schema) '{' cannot be used"),
+        (("--regex", "(a"), "the grammar (regex) '(a' cannot be used"),
+    ],
+)
+def test_wrong_forms_are_one_line(tiny_llama, options, message):
+    command = ["generate", str(tiny_llama), "--prompt", "ab", "--kv-cache-memory", "4M", *options]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert message in result.stderr

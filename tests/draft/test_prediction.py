@@ -12,6 +12,7 @@ from paceline.draft.hybrid import HybridDrafter
 from paceline.draft.ngram import NgramDrafter
 from paceline.draft.prediction import PredictionDrafter
 from paceline.engine.engine import Engine
+from paceline.engine.trace import read_trace
 from paceline.errors import ConfigError, DraftMismatchError
 from paceline.testing import ScriptedDrafter
 from paceline.types import RequestView
@@ -208,3 +209,19 @@ def test_a_real_engine_gives_the_ids_of_plain_decoding(tiny_llama, temperature: 
     [copied] = llm.generate(prompts[0], predicting(plain[0].token_ids, temperature))
     assert copied.metrics.num_steps <= 6
     assert copied.metrics.accepted_prediction_tokens >= LONG - 6
+
+
+def test_a_trace_tells_which_nodes_were_predicted(tiny_llama, tmp_path) -> None:
+    config = EngineConfig(num_threads=1, cache=CacheConfig(kv_cache_memory=4 << 20))
+    llm = LLM(str(tiny_llama), config=config, speculation="ngram", trace=tmp_path / "trace")
+    [plain] = llm.generate("x y z", params_of(speculation=False))
+    cap = RequestSpeculation(num_speculative_tokens=4)
+    [output] = llm.generate("x y z", predicting(np.array(plain.token_ids), speculation=cap))
+    trace = read_trace(str(tmp_path / "trace"))
+    params = trace.requests[output.request_id].params
+    assert params["prediction"] == list(plain.token_ids)
+    assert params["speculation"] == {"num_speculative_tokens": 4, "method": None}
+    drafted = [step for step in trace.steps if step.request_id == output.request_id and step.nodes]
+    assert {node.proposers for step in drafted for node in step.nodes} == {("prediction",)}
+    assert max(len(step.nodes) for step in drafted) == 4
+    assert llm.metrics()['paceline:spec_decode_num_accepted_tokens_per_drafter_total{drafter="prediction"}'] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from paceline.cli import options
 from paceline.cli.output import note, output_json, print_json, statistics_line, write_text
 from paceline.errors import ConfigError, PromptError
-from paceline.types import RequestOutput, SamplingParams
+from paceline.types import Grammar, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -33,6 +34,10 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")] = False,
     seed: options.Seed = None,
     n: Annotated[int, typer.Option(help="Choices.")] = 1,
+    json_schema: Annotated[
+        str | None, typer.Option(help="Answer in JSON that is valid against this schema.", metavar="FILE|JSON")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="Answer with a text that matches this expression.")] = None,
     logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities, and the top N.")] = None,
     trace: options.Trace = None,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
@@ -66,6 +71,7 @@ def generate(
         seed=seed,
         n=n,
         logprobs=logprobs,
+        grammar=_grammar(json_schema, regex),
     )
     config = options.engine_config(
         engine=engine,
@@ -91,6 +97,22 @@ def generate(
             print_json(output_json(output))
         note(statistics_line(output))
     return 0
+
+
+def _grammar(json_schema: str | None, regex: str | None) -> Grammar | None:
+    if json_schema is not None and regex is not None:
+        raise ConfigError("--json-schema and --regex exclude each other: drop one of the two.")
+    if regex is not None:
+        return Grammar.regex(regex)
+    if json_schema is None or json_schema.lstrip().startswith("{"):
+        return None if json_schema is None else Grammar.json_schema(json_schema)
+    try:
+        return Grammar.json_schema(Path(json_schema).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"--json-schema {json_schema!r:.100} cannot be read ({reason}): give JSON or a file."
+        ) from error
 
 
 def read_prompt(prompt: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from paceline.draft.retokenised_text import RetokenisedText
 from paceline.draft.vocabulary_map import SAMPLE_TEXT, coverage, map_tokens, special_pairs
 from paceline.errors import DraftMismatchError
+from paceline.interfaces import Tokenizer
 from paceline.types import RequestView, TokenMap
 
 _LEAST_COVERAGE = 0.5

@@ -20,6 +20,7 @@ from paceline.errors import ConfigError, EngineClosedError, EngineStepError, Que
 from paceline.types import Delta, RequestOutput, SamplingParams
 
 _NUM_RECENT = 32  # ends of requests that tell how soon there is room in the queue
+_LONGEST_WAIT = 60  # seconds after which clients are to try again at the latest
 
 
 class AsyncEngine:
@@ -40,8 +41,9 @@ class AsyncEngine:
         self._engine = engine
         self._max_waiting = max_waiting
         self._observer = observer
+        self._guard: GuardedDrafter | None = None  # the engine's drafter while the thread runs
         if engine.drafter is not None:
-            engine.drafter = GuardedDrafter(
+            self._guard = GuardedDrafter(
                 engine.drafter, vocab_size=engine.runner.vocab_size, chains_only=engine.verifier.chains_only
             )
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
@@ -125,7 +127,7 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         """Where the engine stands. Safe from any thread, and never waits for a step."""
         engine = self._engine
-        scheduler, cache, drafter = engine.scheduler, engine.cache, engine.drafter
+        scheduler, cache = engine.scheduler, engine.cache
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting) + self._commands.qsize(),
@@ -136,7 +138,7 @@ class AsyncEngine:
             num_prefix_cache_hits=scheduler.num_prefix_hits,
             num_preemptions=scheduler.num_preemptions,
             finished=dict(self._finished),
-            num_drafter_errors=drafter.num_errors if isinstance(drafter, GuardedDrafter) else 0,
+            num_drafter_errors=0 if self._guard is None else self._guard.num_errors,
             speculation=engine.metrics,
         )
 
@@ -159,8 +161,10 @@ class AsyncEngine:
         """An estimate of when those that wait now will have begun: by then as many others must have ended."""
         if not self._ends:
             return 1
-        seconds_each = (time.perf_counter() - self._ends[0]) / len(self._ends)
-        return max(1, math.ceil(seconds_each * self._max_waiting))
+        now = time.perf_counter()
+        recent = [end for end in self._ends if now - end < _LONGEST_WAIT]
+        seconds_each = (now - recent[0]) / len(recent) if recent else _LONGEST_WAIT
+        return min(_LONGEST_WAIT, max(1, math.ceil(seconds_each * self._max_waiting)))
 
     def _give_up(self, request_id: str) -> None:
         self._commands.put(partial(self._engine.abort, request_id))
@@ -207,16 +211,20 @@ class AsyncEngine:
     # On the engine's thread
 
     def _run(self) -> None:
+        engine = self._engine
+        drafter, engine.drafter = engine.drafter, self._guard
         try:
             while self._step():
                 pass
-            shut_down = [
-                d for key in list(self._engine.requests) for d in self._engine.abort(key, stop_reason="shutdown")
-            ]
-            self._report(self._take, shut_down, [], None, time.perf_counter())
+            rest = [d for key in list(engine.requests) for d in engine.abort(key, stop_reason="shutdown")]
+            self._report(self._take, rest, [], None, time.perf_counter())
         except Exception as error:
             self._report(self._take_crash, error)
+            for request_id in list(engine.requests):
+                engine.discard(request_id)
             raise
+        finally:
+            engine.drafter = drafter
 
     def _step(self) -> bool:
         """Obeys the commands, sleeping while there is nothing to do, and makes a step. False = closed."""

@@ -74,8 +74,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.verifier = verifier
         self.drafter = drafter
-        longest = max_draft_tokens if max_predicted_tokens is None else max_predicted_tokens
-        self.controller = controller or FixedLength(max(max_draft_tokens, longest))
+        predicted = max_draft_tokens if max_predicted_tokens is None else max_predicted_tokens
+        self.controller = controller or FixedLength(max(max_draft_tokens, predicted))
         prefix_caching = (cache or CacheConfig()).prefix_caching
         self.cache = CacheManager(
             num_blocks=runner.kv.num_blocks, block_size=runner.kv.block_size, prefix_caching=prefix_caching
@@ -85,7 +85,7 @@ class Engine:
             self.cache,
             max_model_len=runner.max_model_len,
             max_draft_tokens=max_draft_tokens if drafter is not None else 0,
-            max_predicted_tokens=longest if drafter is not None else 0,
+            max_predicted_tokens=predicted if drafter is not None else 0,
         )
         self.grammars = GrammarCompiler(tokenizer, vocab_size=runner.vocab_size)
         self.requests: dict[str, Request] = {}  # those that are not finished, by id

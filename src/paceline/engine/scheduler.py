@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class ScheduledSequence:
         """The draft as far as the sequence's grammar allows; sets the rows' masks."""
         grammar = self.sequence.grammar
         if grammar is not None and self.samples:
-            draft, self.allowed = grammar.constrain(draft)
+            draft, self.allowed = grammar.constrain(draft, limit=self.draft_limit)
         return draft
 
 
@@ -126,13 +126,14 @@ class Scheduler:
 
         `kept` tokens of the step are left over.
         """
-        num_tokens = min(sequence.pending, step.budget - kept)
+        pending = sequence.pending
+        num_tokens = min(pending, step.budget - kept)
         if num_tokens <= 0 or sequence.id in step.parts or sequence in step.preempted:
             return
         while True:
             copies = self.cache.allocate(sequence.id, num_computed=sequence.num_computed, num_new=num_tokens)
             if copies is not None:
-                step.add(sequence, num_tokens, copies)
+                step.add(ScheduledSequence(sequence, num_tokens, samples=num_tokens == pending, copies=copies))
                 return
             last = self.running[-1]
             self._preempt(last, step)
@@ -192,7 +193,8 @@ class Scheduler:
         elif not sequence.wants_prompt_rows:
             looked_up = self.cache.prefix_caching
             sequence.num_computed = self.cache.match_prefix(sequence.id, sequence.tokens.view())
-        num_tokens = min(sequence.pending, step.budget - kept)
+        pending = sequence.pending
+        num_tokens = min(pending, step.budget - kept)
         while (
             copies := self.cache.allocate(sequence.id, num_computed=sequence.num_computed, num_new=num_tokens)
         ) is None:
@@ -207,17 +209,17 @@ class Scheduler:
                 self.num_prefix_hits += sequence.num_cached_tokens
         self.waiting.remove(sequence)
         insort(self.running, sequence, key=_rank)
-        step.add(sequence, num_tokens, copies)
+        step.add(ScheduledSequence(sequence, num_tokens, samples=num_tokens == pending, copies=copies))
         return True
 
     def _allow_drafts(self, step: _Step) -> None:
         """Reserves rows and blocks for drafts, as far as nobody else needs them. Rows that are short are shared out:
         nobody gets more than one more than another who wants them, too."""
         wanted = [(nodes, part) for part in step.parts.values() if (nodes := self._num_nodes_wanted(part)) > 0]
-        wanted.sort(key=lambda pair: pair[0])  # what the modest leave is the others'
-        for index, (nodes, part) in enumerate(wanted):
+        wanted.sort(key=itemgetter(0))  # what the modest leave is the others'
+        for num_left, (nodes, part) in zip(range(len(wanted), 0, -1), wanted, strict=True):
             sequence = part.sequence
-            limit = min(nodes, -(-step.budget // (len(wanted) - index)))
+            limit = min(nodes, -(-step.budget // num_left))
             if limit > 0:
                 start = sequence.num_computed
                 limit = min(limit, self.cache.num_allocatable(sequence.id, num_computed=start) - 1)
@@ -260,10 +262,9 @@ class _Step:
         self.parts: dict[str, ScheduledSequence] = {}  # by the sequence's id
         self.preempted: list[Sequence] = []
 
-    def add(self, sequence: Sequence, num_tokens: int, copies: list[tuple[int, int]]) -> None:
-        part = ScheduledSequence(sequence, num_tokens, samples=num_tokens == sequence.pending, copies=copies)
-        self.parts[sequence.id] = part
-        self.budget -= num_tokens
+    def add(self, part: ScheduledSequence) -> None:
+        self.parts[part.sequence.id] = part
+        self.budget -= part.num_tokens
 
     def drop(self, sequence: Sequence) -> None:
         self.preempted.append(sequence)

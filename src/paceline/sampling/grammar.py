@@ -72,7 +72,11 @@ class GrammarCompiler:
             raise _refused(grammar, matcher.get_error())
         if not (allowed & ~token_mask(vocabulary.ends, vocab_size=8 * len(allowed))).any():
             raise _refused(grammar, "no text follows it, or only the empty one")
-        marker = None if grammar.after is None else Marker(grammar.after, vocabulary.tokens, vocabulary.tokenizer.tokenize_bytes, matcher)
+        marker = (
+            None
+            if grammar.after is None
+            else Marker(grammar.after, vocabulary.tokens, vocabulary.tokenizer.tokenize_bytes, matcher)
+        )
         return CompiledGrammar(matcher, marker=marker)
 
     def _tokens(self) -> _Vocabulary:
@@ -93,12 +97,15 @@ def _llguidance() -> Any:
 class _Vocabulary:
     """What llguidance asks of a tokenizer: what the tokens add to a text, and how a text is spelled."""
 
+    is_tokenizer_wrapper = True  # the mark by which llguidance knows such a class
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int) -> None:
         self.ends = sorted(end for end in tokenizer.eos_ids if end < vocab_size)
         if not self.ends:
-            raise ConfigError("a grammar ends its text with the end-of-text token, and this model's tokenizer has none.")
+            raise ConfigError(
+                "a grammar ends its text with the end-of-text token, and this model's tokenizer has none."
+            )
         table = tokenizer.token_bytes()[:vocab_size]
         names = (tokenizer.token_text(i).encode() if spelling is None else spelling for i, spelling in enumerate(table))
         self.tokens = [*names, *[b""] * (vocab_size - len(table))]  # an id that nothing stands for is never allowed
@@ -106,18 +113,18 @@ class _Vocabulary:
         self.special_token_ids = sorted(i for i in tokenizer.special_ids | {*self.ends} if i < vocab_size)
         self._special = frozenset(self.special_token_ids)
         self._encode = tokenizer.encode
-        self.tokenizer = _llguidance().LLTokenizer(_llguidance().TokenizerWrapper(self), eos_token=self.ends)
+        self.tokenizer = _llguidance().LLTokenizer(self, eos_token=self.ends)
 
-    def __call__(self, text: bytes) -> list[int]:
-        """Token ids of these very bytes: where the tokenizer would change or not know the text, greedily found ones."""
+    def __call__(self, text: str) -> list[int]:
+        """Token ids of this very text: where the tokenizer would change or not know it, greedily found ones."""
         try:
-            ids = self._encode(text.decode(), add_special_tokens=False)
+            ids = self._encode(text, add_special_tokens=False)
         except PacelineError:
             ids = []
-        if self._special.isdisjoint(ids) and max(ids, default=0) < len(self.tokens):
-            if b"".join(self.tokens[i] for i in ids) == text:
-                return ids
-        return self.tokenizer.greedy_tokenize(text.decode())
+        known = self._special.isdisjoint(ids) and max(ids, default=0) < len(self.tokens)
+        if known and b"".join(self.tokens[i] for i in ids) == text.encode():
+            return ids
+        return self.tokenizer.greedy_tokenize(text)
 
 
 def _source(grammar: Grammar, matcher: Any) -> str:

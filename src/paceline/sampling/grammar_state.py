@@ -46,12 +46,16 @@ class GrammarState:
                 self._token_ids.append(token_id)
         self.status, self._allowed = self._look(len(self._token_ids))
 
-    def constrain(self, draft: Draft | None) -> tuple[Draft | None, np.ndarray]:
+    def constrain(self, draft: Draft | None, *, limit: int) -> tuple[Draft | None, np.ndarray]:
         """The draft without what the target cannot sample, and the masks [1 + N, ceil(V/8)] uint8 of its rows.
 
         Gone are nodes that the grammar rules out, and nodes that end the output: the row before them samples such a
-        token anyway, and nothing follows. None if no node is left. The sequence must be open.
+        token anyway, and nothing follows. Tokens that the grammar leaves no choice of, `limit` at most, take the place
+        of a draft that does not begin with them: they are certain. None if no node is left. The sequence must be open.
         """
+        forced = self._path.forced()[:limit] if limit else []
+        if forced and (draft is None or not _has_path(draft, forced)):
+            draft = Draft.chain(forced, source="grammar")
         if draft is None:
             return None, self._allowed[None]
         children: dict[int, list[int]] = {}
@@ -90,6 +94,17 @@ class GrammarState:
         return "open" if allowed.any() and not self._path.failed else "stuck", allowed
 
 
+def _has_path(draft: Draft, token_ids: list[int]) -> bool:
+    """Whether these tokens are a path from the draft's root."""
+    reached, length = {-1: 0}, 0
+    for node, (token_id, parent) in enumerate(zip(draft.token_ids.tolist(), draft.parents.tolist(), strict=True)):
+        depth = reached.get(parent, len(token_ids))
+        if depth < len(token_ids) and token_id == token_ids[depth]:
+            reached[node] = depth + 1
+            length = max(length, depth + 1)
+    return length == len(token_ids)
+
+
 class _Path:
     """A way through a grammar that can be gone forwards and back, token by token."""
 
@@ -123,3 +138,7 @@ class _Path:
             assert self._marker is not None
             return self._marker.allowed(self._known)
         return np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+
+    def forced(self) -> list[int]:
+        """The next tokens, as far as the grammar leaves no choice."""
+        return self._matcher.compute_ff_tokens() if self._known is None else []

@@ -9,7 +9,7 @@ from paceline.serve.errors import bad_field
 from paceline.serve.protocol import FunctionDefinition, Generation
 from paceline.types import Grammar
 
-_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models write calls
+_ONE_LINE = {"whitespace_pattern": "", "item_separator": ", ", "key_separator": ": "}  # as models write calls
 _GUIDES = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
 
 
@@ -42,13 +42,19 @@ def call_grammar(functions: list[FunctionDefinition], *, after: str | None) -> G
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": function.name}, "arguments": function.parameters or {"type": "object"}},
+            "properties": {"name": {"const": function.name}, "arguments": _arguments(function)},
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
         for function in functions
     ]
     return Grammar.json_schema({"anyOf": calls, "x-guidance": _ONE_LINE}, after=after)
+
+
+def _arguments(function: FunctionDefinition) -> dict[str, Any]:
+    """The schema of a call's arguments, without others than it names: what a function lacks cannot be passed to it."""
+    schema = {"type": "object", **(function.parameters or {})}
+    return {"additionalProperties": False, **schema} if "properties" in schema else schema
 
 
 def _schema(value: dict[str, Any] | str) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from typing import Any
 
 from fastapi import Request
 
+from paceline.config import at_least
 from paceline.engine.async_engine import AsyncEngine
 from paceline.engine.engine import Engine
+from paceline.errors import ConfigError
 from paceline.serve.errors import ApiError
 from paceline.serve.metrics import Metrics
 from paceline.serve.vocabulary import Vocabulary
@@ -28,6 +30,13 @@ class ServerSettings:
     request_seconds: float | None = None  # a request that takes longer ends with what it has
     drain_seconds: float = 30.0  # for running requests to finish once the server is told to stop
     log_requests: bool = True  # a line for each
+
+    def __post_init__(self) -> None:
+        at_least("max_waiting", self.max_waiting, 1, example=256)
+        for name in ("request_seconds", "drain_seconds", "body_seconds", "write_seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1e9:
+                raise ConfigError(f"{name} must be a number of seconds, 0 or more; got {value!r}: try 60.")
 
 
 class Service:
