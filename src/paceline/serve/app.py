@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 import paceline
 from paceline.engine.engine import Engine
-from paceline.serve import chat, completions, errors, status, tokens
+from paceline.serve import chat, completions, errors, playground, status, tokens
 from paceline.serve.middleware import BodyMiddleware, KeyMiddleware, RecordMiddleware
 from paceline.serve.record import RequestRecord
 from paceline.serve.service import ServerSettings, Service
@@ -44,7 +44,7 @@ def create_app(engine: Engine, settings: ServerSettings, *, spans: Spans | None 
         lifespan=lifespan,
     )
     app.state.service = service
-    for part in (chat, completions, tokens, status):
+    for part in (chat, completions, tokens, status, playground):
         app.include_router(part.router)
     errors.install(app)
 

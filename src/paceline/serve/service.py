@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import Request
 
@@ -50,6 +51,7 @@ class Service:
         self.vocabulary = Vocabulary(engine.tokenizer)
         self.vocab_size = engine.runner.vocab_size
         self.max_model_len = engine.runner.max_model_len
+        self.speculation = _offer(engine)
         self.started_at = int(time.time())
 
     @property
@@ -66,6 +68,15 @@ class Service:
                 param="model",
                 code="model_not_found",
             )
+
+
+def _offer(engine: Engine) -> dict[str, Any]:
+    """What a request may choose in `speculative`, and what it then gets."""
+    return {
+        "methods": ["auto", *(() if engine.drafter is None else engine.drafter.members), "none"],
+        "num_speculative_tokens": engine.scheduler.max_draft_tokens,
+        "lossless": engine.verifier.lossless,
+    }
 
 
 def service_of(request: Request) -> Service:

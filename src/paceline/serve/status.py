@@ -48,4 +48,5 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "created": service.started_at,
         "owned_by": "paceline",
         "max_model_len": service.max_model_len,
+        "speculation": service.speculation,
     }
