@@ -38,6 +38,7 @@ WRONG = {
     "grammar": ["{}", {}, True, 1],
     "speculation": [None, 1, "ngram", {"method": "ngram"}],
     "prediction": IDS,
+    "step_details": [None, 0, "no"],
 }  # fmt: skip
 
 

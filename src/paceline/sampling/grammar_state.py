@@ -29,7 +29,7 @@ class GrammarState:
         self._token_ids: list[int] = []
         self._ends = eos_ids | set(params.stop_token_ids)
         self._min_tokens = params.min_tokens
-        everything = token_mask(range(vocab_size), vocab_size=vocab_size)
+        everything = np.packbits(np.ones(vocab_size, dtype=bool), bitorder="little")
         allowed = allowed_mask(params, vocab_size=vocab_size)
         banned = token_mask(params.banned_token_ids, vocab_size=vocab_size)
         ends = token_mask(self._ends, vocab_size=vocab_size)

@@ -24,6 +24,10 @@ class Marker:
         self._text = text.encode()
         self._spellings = spellings
         self._spell = spell
+        last = self._text[-1:]
+        self._ending = [  # tokens that can hold the marker's end and more
+            token_id for token_id, spelling in enumerate(spellings) if last in spelling[:-1]
+        ]
         begun = [self._text[:length] for length in range(len(self._text))]
         self._allowed = {known: self._allowed_after(known, matcher) for known in begun}
 
@@ -45,9 +49,8 @@ class Marker:
 
     def _allowed_after(self, known: bytes, matcher: LLMatcher) -> np.ndarray:
         allowed = np.ones(len(self._spellings), dtype=bool)
-        for token_id, spelling in enumerate(self._spellings):
-            at = (known + spelling).find(self._text)
-            rest = b"" if at < 0 else (known + spelling)[at + len(self._text) :]
+        for token_id in self._ending:
+            _, _, rest = (known + self._spellings[token_id]).partition(self._text)
             if rest:
                 tokens = self._spell(rest)
                 allowed[token_id] = bool(tokens) and matcher.validate_tokens(tokens) == len(tokens)
