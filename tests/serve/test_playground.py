@@ -22,6 +22,7 @@ from paceline.draft.suffix import SuffixDrafter
 
 CHROMIUM = shutil.which("chromium")
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "playground"
+PATIENCE_MS = 120_000  # on a busy machine
 ENDED = re.compile("^(Done|Cut off|Stopped)")
 LOOKS = {"recovered": "wavy", "bonus": "double", "accepted": "solid"}  # lines under tokens, of the first drafter
 
@@ -35,6 +36,7 @@ def browser() -> Iterator[Browser]:
     sandbox = [] if os.geteuid() else ["--no-sandbox"]  # which root has to do without
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox)
+        expect.set_options(timeout=PATIENCE_MS)
         yield browser
         browser.close()
 
@@ -43,6 +45,7 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser) -> Iterator[Page]:
     """A page whose script may not fail, nor break its policy; that requests are refused is no failure."""
     page = browser.new_page(viewport={"width": 1280, "height": 860})
+    page.set_default_timeout(PATIENCE_MS)
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: message.type == "error" and errors.append(message.text))
@@ -59,8 +62,11 @@ def visit(page: Page, live: Live, **settings: Any) -> None:
 
 
 def send(page: Page, prompt: str) -> None:
+    turns = page.locator(".turn")
+    before = turns.count()
     page.fill("#prompt", prompt)
     page.press("#prompt", "Enter")
+    expect(turns).to_have_count(before + 2)
     expect(page.locator("#status")).to_have_text(ENDED)
 
 
@@ -135,14 +141,21 @@ def test_pointing_at_a_token_tells_both_probabilities_and_finds_its_lane(page):
 
 
 def test_the_conversation_goes_on(page, toy_server):
-    visit(page, toy_server)
-    send(page, "ab ab ab")
-    first = "".join(token["text"] for token in tokens(page))
+    visit(page, toy_server, system="be brief")
+    read: list[Any] = []  # by the model
+    page.on("request", lambda request: request.method == "POST" and read.append(request.post_data_json["messages"]))
+    system = {"role": "system", "content": "be brief"}
+    first = {"role": "user", "content": "ab ab ab"}
+    send(page, first["content"])
+    answer = {"role": "assistant", "content": "".join(token["text"] for token in tokens(page))}
     send(page, "and on")
-    assert "".join(token["text"] for token in tokens(page)) == content(asked(toy_server, "ab ab ab", first, "and on"))
     page.click("#anew")
-    send(page, "ab ab ab")
-    assert "".join(token["text"] for token in tokens(page)) == first
+    send(page, "anew")
+    assert read == [
+        [system, first],
+        [system, first, answer, {"role": "user", "content": "and on"}],
+        [system, {"role": "user", "content": "anew"}],
+    ]
 
 
 @pytest.mark.parametrize("temperature", [0, 0.9])
@@ -182,7 +195,13 @@ def test_settings_are_what_is_asked_for(page, toy_server):
     assert {token["looks"].split()[1] for token in tokens(page)} == {"plain"}
 
 
-@pytest.mark.parametrize("stop", [lambda page: page.click("#stop"), lambda page: page.keyboard.press("Escape")])
+@pytest.mark.parametrize(
+    "stop",
+    [
+        pytest.param(lambda page: page.click("#stop"), id="button"),
+        pytest.param(lambda page: page.keyboard.press("Escape"), id="key"),
+    ],
+)
 def test_stopping_keeps_what_is_there(page, stop):
     engine = toy(drafter=NgramDrafter(max_ngram=2, min_ngram=1))
     forward, passes, go_on = engine.runner.forward, iter(range(8)), threading.Event()

@@ -99,7 +99,9 @@ def serve(
         spans = None if otlp_endpoint is None else _spans(otlp_endpoint, settings.model_names[0])
         server = Server(create_app(llm.engine, settings, spans=spans))
         socket.listen(server.config.backlog)  # so that the next line is true when it is read
-        note(f"serving {settings.model_names[0]} at http://{_shown(host)}:{socket.getsockname()[1]}/v1")
+        url = f"http://{_shown(host)}:{socket.getsockname()[1]}"
+        note(f"playground at {url}/")
+        note(f"serving {settings.model_names[0]} at {url}/v1")
         server.run(sockets=[socket])
         note("stopped")
     return 0
