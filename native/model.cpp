@@ -19,6 +19,8 @@ constexpr int kLogitRows = 32;         // rows whose logits are held at once
 constexpr size_t kLine = 64;           // bytes of a cache line
 constexpr int kPanels = 2;             // that go through a product together
 
+size_t attention_stride(int keys) { return padded(keys + 3 * kLanes, kLanes); }
+
 int pairs_of(int panels) { return (panels + kPanels - 1) / kPanels; }
 
 // The panels [first, second) of one of several pieces of a product.
@@ -71,9 +73,9 @@ Model::Model(ModelConfig config, const Kernels& kernels, int num_threads)
       sines_(config_.ropes.size()),
       scratch_(num_threads) {
   for (int i = 0; i < num_threads; i++) samplers_.emplace_back(kernels_, config_.vocab_size);
-  const bool wide = config_.kv_type == KVType::kF16;
+  const bool wide = config_.kv_type == KVType::kI16;
   const size_t slots = static_cast<size_t>(config_.num_blocks) * std::max(config_.block_size, kLanes);
-  const size_t data_bytes = 2 * dim_ * (wide ? 2 : 1), scale_bytes = wide ? 0 : 2 * sizeof(float);  // of a slot and head
+  const size_t data_bytes = 2 * dim_ * (wide ? 2 : 1), scale_bytes = 2 * sizeof(float);  // of a slot and head
   const size_t rows = slots * config_.num_kv_heads, layers = config_.layers.size();
   if (rows > (SIZE_MAX - kLine) / std::max<size_t>(layers, 1) / (data_bytes + scale_bytes)) throw std::bad_alloc();
   // Pages are zeros until they are written: the pool takes the memory of what was used of it.
@@ -141,7 +143,7 @@ void Model::prepare(Pass& pass) {
         pass.pieces.push_back({r, head, first, std::min(kMaxQueries, own * group - first)});
   }
   for (Scratch& scratch : scratch_) {
-    scratch.scores.reserve(kMaxQueries * (padded(most_keys + 2 * kLanes, kLanes) + dim_));
+    scratch.scores.reserve(attention_scratch(attention_stride(most_keys), dim_));
     scratch.head.reserve(2 * dim_);
     scratch.outputs.reserve(kMaxQueries * dim_);
   }
@@ -357,7 +359,7 @@ void Model::attend(const Layer& layer, const KVPool& pool, Pass& pass, int index
                      .scale = config_.attention_scale,
                      .softcap = config_.attention_softcap,
                      .scratch = scratch.scores.data(),
-                     .scratch_stride = padded(keys + 2 * kLanes, kLanes)};
+                     .scratch_stride = attention_stride(keys)};
   const bool direct = dim_ == config_.head_dim;
   for (int i = 0; i < piece.num_queries; i++) {
     const int row = start + (piece.first_query + i) / group;
@@ -409,30 +411,32 @@ void Model::sample(Pass& pass, int thread) {
 }
 
 void Model::move(const int64_t* sources, const int64_t* destinations, int count) {
-  const bool wide = config_.kv_type == KVType::kF16;
-  const size_t element = wide ? 2 : 1, dim = dim_, heads = config_.num_kv_heads;
-  std::vector<uint8_t> kept(count * heads * 2 * dim * element);
-  std::vector<float> kept_scales(wide ? 0 : count * heads * 2);
+  const size_t element = config_.kv_type == KVType::kI16 ? 2 : 1, heads = config_.num_kv_heads;
+  std::vector<uint8_t> kept(count * heads * 2 * (dim_ * element + sizeof(float)));
   for (const KVPool& pool : pools_) {
     // Calls copy(what lies in the pool, its place among what is kept, bytes) for all parts of a slot.
-    const auto visit = [&](int64_t slot, size_t index, const auto& copy) {
+    const auto visit = [&](int64_t slot, uint8_t* to, const auto& copy) {
       const int64_t place = pool.place(slot);
-      const size_t lane = place % kLanes;
-      for (size_t head = 0; head < heads; head++) {
-        auto* tile = static_cast<uint8_t*>(pool.data) + pool.tile_at(place, static_cast<int>(head)) * element;
-        uint8_t* to = &kept[(index * heads + head) * 2 * dim * element];
-        for (size_t d = 0; d < dim; d++) copy(tile + (d * kLanes + lane) * element, to + d * element, element);
-        copy(tile + (kLanes + lane) * dim * element, to + dim * element, dim * element);
-        if (wide) continue;
-        float* scales = pool.scales + pool.scales_at(place, static_cast<int>(head)) + lane;
-        copy(scales, &kept_scales[(index * heads + head) * 2], sizeof(float));
-        copy(scales + kLanes, &kept_scales[(index * heads + head) * 2 + 1], sizeof(float));
+      const auto part = [&](void* at, size_t bytes) {
+        copy(at, to, bytes);
+        to += bytes;
+      };
+      for (int head = 0; head < static_cast<int>(heads); head++) {
+        auto* data = static_cast<uint8_t*>(pool.data);
+        for (int d = 0; d < dim_; d++) {
+          part(data + pool.key_at(place, head, d) * element, element);
+          part(data + pool.value_at(place, head, d) * element, element);
+        }
+        float* scales = pool.scales + pool.scales_at(place, head) + place % kLanes;
+        part(scales, sizeof(float));
+        part(scales + kLanes, sizeof(float));
       }
     };
+    const size_t bytes = kept.size() / std::max(count, 1);
     for (int i = 0; i < count; i++)
-      visit(sources[i], i, [](const void* at, void* to, size_t bytes) { std::memcpy(to, at, bytes); });
+      visit(sources[i], &kept[i * bytes], [](const void* at, void* to, size_t size) { std::memcpy(to, at, size); });
     for (int i = 0; i < count; i++)
-      visit(destinations[i], i, [](void* at, const void* from, size_t bytes) { std::memcpy(at, from, bytes); });
+      visit(destinations[i], &kept[i * bytes], [](void* at, const void* from, size_t size) { std::memcpy(at, from, size); });
   }
 }
 

@@ -37,7 +37,7 @@ struct ModelConfig {
   float norm_eps = 0, embedding_scale = 1, attention_scale = 1;
   float attention_softcap = 0, final_softcap = 0;  // 0 = none
   bool gelu = false;
-  KVType kv_type = KVType::kF16;
+  KVType kv_type = KVType::kI16;
   int num_blocks = 0, block_size = 0;
   std::vector<Rope> ropes;
   std::vector<Layer> layers;
