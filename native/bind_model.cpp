@@ -49,7 +49,7 @@ class PyModel {
     config.attention_softcap = real("attention_softcap");
     config.final_softcap = real("final_softcap");
     config.gelu = nb::cast<bool>(spec["gelu"]);
-    config.kv_type = nb::cast<bool>(spec["int8_kv"]) ? KVType::kI8 : KVType::kF16;
+    config.kv_type = nb::cast<bool>(spec["int8_kv"]) ? KVType::kI8 : KVType::kI16;
     for (nb::handle entry : nb::cast<nb::list>(spec["ropes"])) {
       const auto [inverse, factor] = nb::cast<std::pair<Vector<float>, float>>(entry);
       require(inverse.size() > 0 && 2 * static_cast<int>(inverse.size()) <= config.head_dim, "a rope fits the head");

@@ -55,37 +55,40 @@ void add(const float* x, int n, float* y) {
   for (int i = 0; i < n; i += kLanes) V::store(y + i, V::add(V::load(y + i), V::load(x + i)));
 }
 
-// How values become int8: the largest magnitude is 127. Of what is not finite the scale tells, the quants are zeros.
-struct Int8Scale {
+// How values become integers. Of what is not finite the scale tells, the integers are zeros.
+struct Rounding {
   float scale, inverse;
 };
 
-template <class V>
-inline Int8Scale int8_scale(const float* x, int n) {  // n is a multiple of 16
-  typename V::F largest = V::zero();
-  for (int i = 0; i < n; i += kLanes) largest = V::larger_magnitude(largest, V::load(x + i));
-  const float magnitude = V::largest_magnitude(largest);
+inline Rounding rounding(float magnitude, float limit) {  // by which the magnitude becomes the limit
   const bool invertible = magnitude > 1e-36f && magnitude < __builtin_inff();
-  return {magnitude / 127.0f, invertible ? 127.0f / magnitude : 0.0f};
+  return {magnitude / limit, invertible ? limit / magnitude : 0.0f};
 }
 
 template <class V>
-inline typename V::I to_int8(const float* x, const Int8Scale& scale) {
-  return scale.inverse > 0 ? V::to_int(V::mul(V::load(x), V::set1(scale.inverse))) : V::zero_i();
+inline Rounding round_largest(const float* x, int n, float limit) {  // n is a multiple of 16
+  typename V::F largest = V::zero();
+  for (int i = 0; i < n; i += kLanes) largest = V::larger_magnitude(largest, V::load(x + i));
+  return rounding(V::largest_magnitude(largest), limit);
+}
+
+template <class V>
+inline typename V::I to_integers(typename V::F x, const Rounding& by) {
+  return by.inverse > 0 ? V::to_int(V::mul(x, V::set1(by.inverse))) : V::zero_i();
 }
 
 // x is padded with zeros to whole groups.
 template <class V>
 void quantise(const float* x, int n, const QuantisedRow& row) {
   for (int k = 0; k < n; k += kGroup) {
-    const Int8Scale scale = int8_scale<V>(x + k, kGroup);
-    const typename V::I a = to_int8<V>(x + k, scale), b = to_int8<V>(x + k + kLanes, scale);
+    const Rounding by = round_largest<V>(x + k, kGroup, 127);
+    const typename V::I a = to_integers<V>(V::load(x + k), by), b = to_integers<V>(V::load(x + k + kLanes), by);
     const size_t at = static_cast<size_t>(k / kGroup) * kBlockRows;
     V::store_i8(row.quants + at * kGroup, a);
     V::store_i8(row.quants + at * kGroup + kLanes, b);
     const int32_t sum_a = V::sum_i(a), sum_b = V::sum_i(b);
-    row.scales[at] = scale.scale;
-    row.scaled_sums[at] = scale.scale * static_cast<float>(sum_a + sum_b);
+    row.scales[at] = by.scale;
+    row.scaled_sums[at] = by.scale * static_cast<float>(sum_a + sum_b);
     row.negative_sums[2 * at] = -sum_a;
     row.negative_sums[2 * at + 1] = -sum_b;
   }

@@ -13,7 +13,7 @@
 namespace paceline {
 
 constexpr int kTileRows = 16;  // rows of one GEMM tile
-constexpr int kMaxQueries = 8;  // of one attention task
+constexpr int kMaxQueries = 16;  // of one attention task
 constexpr int kBlockRows = 4;  // rows of a register block, two panels wide: more of either would not fit
 
 // Inputs of a GEMM: rows as float32 and, for quantised weights, as int8 in groups of 32 with a scale each. The latter lie
@@ -36,9 +36,9 @@ struct QuantisedRow {
   int32_t* negative_sums;
 };
 
-// Where the K/V of one layer lies: tiles of 16 slots, each [kv_heads] of keys [dim, 16], side by side for the scores, and
-// values [16, dim]. int8 caches have one scale a token and head: [tiles, kv_heads] of keys' [16] and values' [16]. Blocks
-// of less than 16 slots take a tile each. dim is head_dim padded to 16.
+// Where the K/V of one layer lies, as integers with one scale a token and head: tiles of 16 slots, each [kv_heads] of keys
+// [dim / 2, 16, 2] and values [8, dim, 2], pairs that one instruction multiplies and adds; scales are [tiles, kv_heads] of
+// keys' [16] and values' [16]. Blocks of less than 16 slots take a tile each. dim is head_dim padded to 16.
 struct KVPool {
   void* data = nullptr;
   float* scales = nullptr;
@@ -56,10 +56,20 @@ struct KVPool {
   // Index of a place's tile and head in data (elements), and in scales.
   size_t tile_at(int64_t place, int head) const { return head_of(place, head) * 2 * dim * kLanes; }
   size_t scales_at(int64_t place, int head) const { return head_of(place, head) * 2 * kLanes; }
+  // Index of a dimension of the key, or value, that lies at a place.
+  size_t key_at(int64_t place, int head, int d) const {
+    return tile_at(place, head) + d / 2 * 2 * kLanes + place % kLanes * 2 + d % 2;
+  }
+  size_t value_at(int64_t place, int head, int d) const {
+    return tile_at(place, head) + (kLanes + place % kLanes / 2 * 2) * dim + 2 * d + place % 2;
+  }
 
  private:
   size_t head_of(int64_t place, int head) const { return static_cast<size_t>(place / kLanes) * kv_heads + head; }
 };
+
+// Floats that an attention task works in: scores, then weights; rounded queries; scales of values.
+constexpr size_t attention_scratch(size_t stride, size_t dim) { return (kMaxQueries + 3) * stride + kMaxQueries * dim; }
 
 // Up to kMaxQueries queries of one request and one K/V head.
 struct AttentionTask {
@@ -75,11 +85,11 @@ struct AttentionTask {
   const int32_t* path[kMaxQueries];   // of a tree's node: own key indices seen [count - context], ascending; or none
   float scale = 1;
   float softcap = 0;                // 0 = none
-  float* scratch = nullptr;         // kMaxQueries * (scratch_stride + dim) floats
-  size_t scratch_stride = 0;        // at least the request's keys + 32
+  float* scratch = nullptr;         // attention_scratch(scratch_stride, dim) floats
+  size_t scratch_stride = 0;        // a multiple of 16, at least the request's keys + 48
 };
 
-enum class KVType : uint8_t { kF16, kI8 };
+enum class KVType : uint8_t { kI16, kI8 };
 
 struct Kernels {
   const char* name;

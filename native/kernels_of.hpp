@@ -23,8 +23,8 @@ constexpr Kernels kernels_of(const char* name) {
       .rotate = rotate<V>,
       .gate = gate<V>,
       .softcap = softcap<V>,
-      .store_kv = {store_kv<V, KVType::kF16>, store_kv<V, KVType::kI8>},
-      .attend = {attend<V, KVType::kF16>, attend<V, KVType::kI8>},
+      .store_kv = {store_kv<V, KVType::kI16>, store_kv<V, KVType::kI8>},
+      .attend = {attend<V, KVType::kI16>, attend<V, KVType::kI8>},
       .vocabulary = vocabulary_kernels_of<V>(),
   };
 }

@@ -19,6 +19,8 @@ constexpr int kLogitRows = 32;         // rows whose logits are held at once
 constexpr size_t kLine = 64;           // bytes of a cache line
 constexpr int kPanels = 2;             // that go through a product together
 
+size_t attention_stride(int keys) { return padded(keys + 3 * kLanes, kLanes); }
+
 int pairs_of(int panels) { return (panels + kPanels - 1) / kPanels; }
 
 // The panels [first, second) of one of several pieces of a product.
@@ -51,6 +53,7 @@ struct Model::Pass {
   std::vector<int> counts;                 // [T] keys that a token sees, from position 0
   std::vector<const int32_t*> paths;       // [T] own keys that a tree's node sees, or null
   std::vector<std::vector<int32_t>> path_storage;
+  int first_wanted;  // row, at the start of a tile: of those before it the last layer computes only keys and values
 };
 
 Model::Model(ModelConfig config, const Kernels& kernels, int num_threads)
@@ -71,9 +74,9 @@ Model::Model(ModelConfig config, const Kernels& kernels, int num_threads)
       sines_(config_.ropes.size()),
       scratch_(num_threads) {
   for (int i = 0; i < num_threads; i++) samplers_.emplace_back(kernels_, config_.vocab_size);
-  const bool wide = config_.kv_type == KVType::kF16;
+  const bool wide = config_.kv_type == KVType::kI16;
   const size_t slots = static_cast<size_t>(config_.num_blocks) * std::max(config_.block_size, kLanes);
-  const size_t data_bytes = 2 * dim_ * (wide ? 2 : 1), scale_bytes = wide ? 0 : 2 * sizeof(float);  // of a slot and head
+  const size_t data_bytes = 2 * dim_ * (wide ? 2 : 1), scale_bytes = 2 * sizeof(float);  // of a slot and head
   const size_t rows = slots * config_.num_kv_heads, layers = config_.layers.size();
   if (rows > (SIZE_MAX - kLine) / std::max<size_t>(layers, 1) / (data_bytes + scale_bytes)) throw std::bad_alloc();
   // Pages are zeros until they are written: the pool takes the memory of what was used of it.
@@ -101,7 +104,7 @@ size_t Model::weight_bytes() const {
 }
 
 void Model::forward(const Batch& batch, const Outputs& outputs) {
-  Pass pass{batch, outputs, {}, {}, {}, {}};
+  Pass pass{batch, outputs, {}, {}, {}, {}, batch.num_tokens};
   prepare(pass);
   const TokenMap& map = outputs.token_map;
   for (RowSampler& sampler : samplers_) sampler.fit(map.ids != nullptr ? map.size : config_.vocab_size);
@@ -121,6 +124,8 @@ void Model::prepare(Pass& pass) {
     cosines_[i].reserve(rows * padded(half, kLanes));
     sines_[i].reserve(rows * padded(half, kLanes));
   }
+  for (int i = 0; i < batch.num_rows; i++) pass.first_wanted = std::min(pass.first_wanted, batch.logit_rows[i]);
+  if (batch.num_rows > 0) pass.first_wanted -= pass.first_wanted % kTileRows;
   pass.counts.resize(rows);
   pass.paths.resize(rows, nullptr);
   int most_keys = 0;
@@ -141,7 +146,7 @@ void Model::prepare(Pass& pass) {
         pass.pieces.push_back({r, head, first, std::min(kMaxQueries, own * group - first)});
   }
   for (Scratch& scratch : scratch_) {
-    scratch.scores.reserve(kMaxQueries * (padded(most_keys + 2 * kLanes, kLanes) + dim_));
+    scratch.scores.reserve(attention_scratch(attention_stride(most_keys), dim_));
     scratch.head.reserve(2 * dim_);
     scratch.outputs.reserve(kMaxQueries * dim_);
   }
@@ -149,10 +154,10 @@ void Model::prepare(Pass& pass) {
 
 // Pieces of a stage, then what comes after it for each row.
 template <class Body, class Row>
-void Model::stage(int thread, int pieces, const Body& body, int rows, const Row& row) {
-  if (rows <= kSerialRows) {
+void Model::stage(int thread, int pieces, const Body& body, RowRange rows, const Row& row) {
+  if (rows.last - rows.first <= kSerialRows) {
     threads_.each(thread, pieces, body, [&] {
-      for (int i = 0; i < rows; i++) row(i);
+      for (int i = rows.first; i < rows.last; i++) row(i);
     });
   } else {
     threads_.each(thread, pieces, body);
@@ -162,22 +167,23 @@ void Model::stage(int thread, int pieces, const Body& body, int rows, const Row&
 
 // By whole blocks where they are enough for all threads: those share cache lines.
 template <class Row>
-void Model::each_row(int thread, int rows, const Row& row) {
-  const int size = rows > kBlockRows * (threads_.num_threads() - 1) ? kBlockRows : 1;
-  threads_.each(thread, (rows + size - 1) / size, [&](int piece) {
-    for (int i = piece * size; i < std::min(rows, (piece + 1) * size); i++) row(i);
+void Model::each_row(int thread, RowRange rows, const Row& row) {
+  const int count = rows.last - rows.first, size = count > kBlockRows * (threads_.num_threads() - 1) ? kBlockRows : 1;
+  threads_.each(thread, (count + size - 1) / size, [&](int piece) {
+    const int begin = rows.first + piece * size;
+    for (int i = begin; i < std::min(rows.last, begin + size); i++) row(i);
   });
 }
 
-// Panels [first_panel, last_panel) of w times all rows: store(row, panel, values [16]) for each.
+// Panels [first_panel, last_panel) of w times the rows: store(row, panel, values [16]) for each.
 template <class Epilogue>
-void Model::multiply(const Matrix& w, const Activations& x, int rows, int first_panel, int last_panel,
+void Model::multiply(const Matrix& w, const Activations& x, RowRange rows, int first_panel, int last_panel,
                      const Epilogue& store) {
   alignas(64) float tile[kPanels * kTileRows * kLanes];
   const size_t row_bytes = is_quantised(w.format) ? x.groups * kGroup : x.stride * sizeof(float);
   const int block = std::max<int>(kTileRows, static_cast<int>(kBlockBytes / row_bytes) / kTileRows * kTileRows);
-  for (int begin = 0; begin < rows; begin += block) {
-    const int end = std::min(rows, begin + block);
+  for (int begin = rows.first; begin < rows.last; begin += block) {
+    const int end = std::min(rows.last, begin + block);
     for (int panel = first_panel, panels = 0; panel < last_panel; panel += panels) {
       panels = std::min(kPanels - panel % kPanels, last_panel - panel);
       for (int row = begin; row < end; row += kTileRows) {
@@ -192,7 +198,7 @@ void Model::multiply(const Matrix& w, const Activations& x, int rows, int first_
 
 void Model::run(Pass& pass, int thread) noexcept {
   const Batch& batch = pass.batch;
-  each_row(thread, batch.num_tokens, [&](int row) {
+  each_row(thread, {0, batch.num_tokens}, [&](int row) {
     unpack_row(config_.embedding, batch.token_ids[row], hidden_.row(row));
     if (config_.embedding_scale != 1.0f)
       for (int i = 0; i < config_.hidden_size; i++) hidden_.row(row)[i] *= config_.embedding_scale;
@@ -232,12 +238,15 @@ void Model::enter(Pass& pass, size_t at, int row) {
 void Model::run_layer(Pass& pass, size_t at, int thread) {
   const int number = pass.batch.layers[at];
   const Layer& layer = config_.layers[number];
-  attention_block(layer, pools_[number], pass, thread);
-  mlp_block(layer, pass, thread, [&](int row) { enter(pass, at + 1, row); });
+  RowRange rows{0, pass.batch.num_tokens};
+  if (at + 1 == pass.batch.layers.size() && pass.batch.hidden.empty()) rows.first = pass.first_wanted;
+  attention_block(layer, pools_[number], pass, rows, thread);
+  if (rows.first < rows.last) mlp_block(layer, rows, thread, [&](int row) { enter(pass, at + 1, row); });
 }
 
-void Model::attention_block(const Layer& layer, const KVPool& pool, Pass& pass, int thread) {
-  const int rows = pass.batch.num_tokens;
+// Keys and values of all rows go into the pool; only the given ones are computed beyond that.
+void Model::attention_block(const Layer& layer, const KVPool& pool, Pass& pass, RowRange rows, int thread) {
+  const RowRange all{0, pass.batch.num_tokens};
   const Matrix* projections[] = {&layer.q, &layer.k, &layer.v};
   Rows* projected[] = {&q_, &k_, &v_};
   const int qkv_panels = layer.q.panels() + layer.k.panels() + layer.v.panels(), qkv_pieces = pieces_of(qkv_panels);
@@ -247,16 +256,17 @@ void Model::attention_block(const Layer& layer, const KVPool& pool, Pass& pass, 
         auto [begin, end] = share(qkv_panels, qkv_pieces, piece);
         for (int i = 0; i < 3; i++) {
           const int panels = projections[i]->panels();
-          multiply(*projections[i], normed_.view(), rows, std::clamp(begin, 0, panels), std::clamp(end, 0, panels),
-                   into(*projected[i]));
+          multiply(*projections[i], normed_.view(), i == 0 ? rows : all, std::clamp(begin, 0, panels),
+                   std::clamp(end, 0, panels), into(*projected[i]));
           begin -= panels;
           end -= panels;
         }
       },
-      rows, [&](int row) { cache_row(layer, pool, pass, row, thread); });
+      all, [&](int row) { cache_row(layer, pool, pass, row, thread); });
+  if (rows.first >= rows.last) return;
 
   threads_.each(thread, static_cast<int>(pass.pieces.size()),
-                [&](int piece) { attend(layer, pool, pass, piece, thread); });
+                [&](int piece) { attend(layer, pool, pass, rows, piece, thread); });
   if (is_quantised(layer.output.format) && config_.head_dim % kGroup != 0)  // attend rounds heads of whole groups
     each_row(thread, rows, [&](int row) { attended_.quantise(kernels_, row); });
 
@@ -277,8 +287,8 @@ void Model::attention_block(const Layer& layer, const KVPool& pool, Pass& pass, 
 
 // What follows is called for each row when it has left the block.
 template <class Next>
-void Model::mlp_block(const Layer& layer, Pass& pass, int thread, const Next& next) {
-  const int rows = pass.batch.num_tokens, panels = layer.gate.panels(), inner_pieces = pieces_of(panels);
+void Model::mlp_block(const Layer& layer, RowRange rows, int thread, const Next& next) {
+  const int panels = layer.gate.panels(), inner_pieces = pieces_of(panels);
   const bool rounds = is_quantised(layer.down.format);
   threads_.each(thread, inner_pieces, [&](int piece) {
     const auto [begin, end] = share(panels, inner_pieces, piece);
@@ -338,11 +348,12 @@ void Model::cache_row(const Layer& layer, const KVPool& pool, Pass& pass, int ro
   }
 }
 
-void Model::attend(const Layer& layer, const KVPool& pool, Pass& pass, int index, int thread) {
+void Model::attend(const Layer& layer, const KVPool& pool, Pass& pass, RowRange rows, int index, int thread) {
   const Piece& piece = pass.pieces[index];
   const Batch& batch = pass.batch;
   Scratch& scratch = scratch_[thread];
   const int group = config_.num_heads / config_.num_kv_heads, start = batch.query_starts[piece.request];
+  if (start + (piece.first_query + piece.num_queries - 1) / group < rows.first) return;
   const int keys = batch.context_lengths[piece.request] + batch.query_starts[piece.request + 1] - start;
   AttentionTask task{.pool = pool,
                      .kv_head = piece.kv_head,
@@ -357,7 +368,7 @@ void Model::attend(const Layer& layer, const KVPool& pool, Pass& pass, int index
                      .scale = config_.attention_scale,
                      .softcap = config_.attention_softcap,
                      .scratch = scratch.scores.data(),
-                     .scratch_stride = padded(keys + 2 * kLanes, kLanes)};
+                     .scratch_stride = attention_stride(keys)};
   const bool direct = dim_ == config_.head_dim;
   for (int i = 0; i < piece.num_queries; i++) {
     const int row = start + (piece.first_query + i) / group;
@@ -385,14 +396,14 @@ void Model::sample(Pass& pass, int thread) {
   const int panels = config_.head.panels(), pieces = pieces_of(panels);
   for (int begin = 0; begin < batch.num_rows; begin += kLogitRows) {
     const int count = std::min(kLogitRows, batch.num_rows - begin);
-    each_row(thread, count, [&](int i) {
+    each_row(thread, {0, count}, [&](int i) {
       const float* row = hidden_.row(batch.logit_rows[begin + i]);
       kernels_.rms_norm(row, config_.final_norm, config_.hidden_size, config_.norm_eps, final_.row(i));
       if (is_quantised(config_.head.format)) final_.quantise(kernels_, i);
     });
     threads_.each(thread, pieces, [&](int piece) {
       const auto [first, last] = share(panels, pieces, piece);
-      multiply(config_.head, final_.view(), count, first, last, [&](int row, int panel, const float* values) {
+      multiply(config_.head, final_.view(), {0, count}, first, last, [&](int row, int panel, const float* values) {
                  std::copy_n(values, kLanes, logits_.data() + static_cast<size_t>(row) * width + panel * kLanes);
                });
     });
@@ -409,30 +420,32 @@ void Model::sample(Pass& pass, int thread) {
 }
 
 void Model::move(const int64_t* sources, const int64_t* destinations, int count) {
-  const bool wide = config_.kv_type == KVType::kF16;
-  const size_t element = wide ? 2 : 1, dim = dim_, heads = config_.num_kv_heads;
-  std::vector<uint8_t> kept(count * heads * 2 * dim * element);
-  std::vector<float> kept_scales(wide ? 0 : count * heads * 2);
+  const size_t element = config_.kv_type == KVType::kI16 ? 2 : 1, heads = config_.num_kv_heads;
+  std::vector<uint8_t> kept(count * heads * 2 * (dim_ * element + sizeof(float)));
   for (const KVPool& pool : pools_) {
     // Calls copy(what lies in the pool, its place among what is kept, bytes) for all parts of a slot.
-    const auto visit = [&](int64_t slot, size_t index, const auto& copy) {
+    const auto visit = [&](int64_t slot, uint8_t* to, const auto& copy) {
       const int64_t place = pool.place(slot);
-      const size_t lane = place % kLanes;
-      for (size_t head = 0; head < heads; head++) {
-        auto* tile = static_cast<uint8_t*>(pool.data) + pool.tile_at(place, static_cast<int>(head)) * element;
-        uint8_t* to = &kept[(index * heads + head) * 2 * dim * element];
-        for (size_t d = 0; d < dim; d++) copy(tile + (d * kLanes + lane) * element, to + d * element, element);
-        copy(tile + (kLanes + lane) * dim * element, to + dim * element, dim * element);
-        if (wide) continue;
-        float* scales = pool.scales + pool.scales_at(place, static_cast<int>(head)) + lane;
-        copy(scales, &kept_scales[(index * heads + head) * 2], sizeof(float));
-        copy(scales + kLanes, &kept_scales[(index * heads + head) * 2 + 1], sizeof(float));
+      const auto part = [&](void* at, size_t bytes) {
+        copy(at, to, bytes);
+        to += bytes;
+      };
+      for (int head = 0; head < static_cast<int>(heads); head++) {
+        auto* data = static_cast<uint8_t*>(pool.data);
+        for (int d = 0; d < dim_; d++) {
+          part(data + pool.key_at(place, head, d) * element, element);
+          part(data + pool.value_at(place, head, d) * element, element);
+        }
+        float* scales = pool.scales + pool.scales_at(place, head) + place % kLanes;
+        part(scales, sizeof(float));
+        part(scales + kLanes, sizeof(float));
       }
     };
+    const size_t bytes = kept.size() / std::max(count, 1);
     for (int i = 0; i < count; i++)
-      visit(sources[i], i, [](const void* at, void* to, size_t bytes) { std::memcpy(to, at, bytes); });
+      visit(sources[i], &kept[i * bytes], [](const void* at, void* to, size_t size) { std::memcpy(to, at, size); });
     for (int i = 0; i < count; i++)
-      visit(destinations[i], i, [](void* at, const void* from, size_t bytes) { std::memcpy(at, from, bytes); });
+      visit(destinations[i], &kept[i * bytes], [](void* at, const void* from, size_t size) { std::memcpy(at, from, size); });
   }
 }
 

@@ -37,7 +37,7 @@ struct ModelConfig {
   float norm_eps = 0, embedding_scale = 1, attention_scale = 1;
   float attention_softcap = 0, final_softcap = 0;  // 0 = none
   bool gelu = false;
-  KVType kv_type = KVType::kF16;
+  KVType kv_type = KVType::kI16;
   int num_blocks = 0, block_size = 0;
   std::vector<Rope> ropes;
   std::vector<Layer> layers;
@@ -84,25 +84,29 @@ class Model {
  private:
   struct Pass;   // what the threads of a pass share
   struct Piece;  // up to kMaxQueries queries of one request
+  struct RowRange {
+    int first, last;  // first is a multiple of kTileRows
+  };
 
   void prepare(Pass& pass);
   void run(Pass& pass, int thread) noexcept;  // all memory that it needs was reserved by prepare
   void run_layer(Pass& pass, size_t at, int thread);
-  void attention_block(const Layer& layer, const KVPool& pool, Pass& pass, int thread);
+  void attention_block(const Layer& layer, const KVPool& pool, Pass& pass, RowRange rows, int thread);
   template <class Next>
-  void mlp_block(const Layer& layer, Pass& pass, int thread, const Next& next);
+  void mlp_block(const Layer& layer, RowRange rows, int thread, const Next& next);
   void enter(Pass& pass, size_t at, int row);
   void cache_row(const Layer& layer, const KVPool& pool, Pass& pass, int row, int thread);
-  void attend(const Layer& layer, const KVPool& pool, Pass& pass, int piece, int thread);
+  void attend(const Layer& layer, const KVPool& pool, Pass& pass, RowRange rows, int piece, int thread);
   void add_residual(int row, const float* norm);
   void sample(Pass& pass, int thread);
   int pieces_of(int panels) const;  // that a product is cut into
   template <class Epilogue>
-  void multiply(const Matrix& w, const Activations& x, int rows, int first_panel, int last_panel, const Epilogue& store);
+  void multiply(const Matrix& w, const Activations& x, RowRange rows, int first_panel, int last_panel,
+                const Epilogue& store);
   template <class Row>
-  void each_row(int thread, int rows, const Row& row);
+  void each_row(int thread, RowRange rows, const Row& row);
   template <class Body, class Row>
-  void stage(int thread, int pieces, const Body& body, int rows, const Row& row);
+  void stage(int thread, int pieces, const Body& body, RowRange rows, const Row& row);
 
   struct Scratch {  // of one thread
     Array<float> scores, head, outputs;

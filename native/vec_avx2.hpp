@@ -28,10 +28,6 @@ struct Avx2 {
     _mm256_storeu_ps(p + 8, x.b);
   }
   static F load_f16(const uint16_t* p) { return {_mm256_cvtph_ps(half_load(p)), _mm256_cvtph_ps(half_load(p + 8))}; }
-  static void store_f16(uint16_t* p, F x) {
-    half_store(p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-    half_store(p + 8, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  }
   static F load_bf16(const uint16_t* p) { return {widen_bf16(half_load(p)), widen_bf16(half_load(p + 8))}; }
   static F load_i8(const int8_t* p) {
     const __m128i bytes = half_load(p);
@@ -44,9 +40,10 @@ struct Avx2 {
             _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
   }
   static void store_i8(int8_t* p, I x) {
-    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8);
-    half_store(p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+    const __m256i both = words(x);
+    half_store(p, _mm_packs_epi16(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1)));
   }
+  static void store_i16(int16_t* p, I x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), words(x)); }
 
   static F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
   static F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
@@ -126,6 +123,11 @@ struct Avx2 {
     const __m256i f = _mm256_set1_epi16(factor);
     return add_i(acc, {_mm256_madd_epi16(pairs.a, f), _mm256_madd_epi16(pairs.b, f)});
   }
+  static I load_pairs(const int16_t* p) { return load_bytes(reinterpret_cast<const uint8_t*>(p)); }
+  static I load_pairs(const int8_t* p) {
+    return {_mm256_cvtepi8_epi16(half_load(p)), _mm256_cvtepi8_epi16(half_load(p + 16))};
+  }
+  static I dot_pairs(I acc, I x, I y) { return {dot_words(acc.a, x.a, y.a), dot_words(acc.b, x.b, y.b)}; }
   static I add_i(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
   static F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
   static I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
@@ -172,6 +174,13 @@ struct Avx2 {
  private:
   static __m128i half_load(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
   static void half_store(void* p, __m128i x) { _mm_storeu_si128(static_cast<__m128i*>(p), x); }
+  static __m256i words(I x) { return _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8); }
+  static __m256i dot_words(__m256i acc, __m256i x, __m256i y) {
+#ifdef __AVXVNNI__
+    if constexpr (kVnni) return _mm256_dpwssd_avx_epi32(acc, x, y);
+#endif
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(x, y));
+  }
   static __m256 widen_bf16(__m128i x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
   }

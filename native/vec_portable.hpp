@@ -49,9 +49,6 @@ struct Portable {
   static F load_f16(const uint16_t* p) {
     return each([&](int i) { return half_to_float(p[i]); });
   }
-  static void store_f16(uint16_t* p, F x) {
-    for (int i = 0; i < 16; i++) p[i] = float_to_half(x.lane[i]);
-  }
   static F load_bf16(const uint16_t* p) {
     return each([&](int i) { return bfloat16_to_float(p[i]); });
   }
@@ -63,6 +60,9 @@ struct Portable {
   }
   static void store_i8(int8_t* p, I x) {
     for (int i = 0; i < 16; i++) p[i] = static_cast<int8_t>(x.lane[i]);
+  }
+  static void store_i16(int16_t* p, I x) {
+    for (int i = 0; i < 16; i++) p[i] = static_cast<int16_t>(x.lane[i]);
   }
 
   static F add(F a, F b) {
@@ -152,6 +152,19 @@ struct Portable {
     std::memcpy(unsigned_bytes, &w, 64);
     std::memcpy(signed_bytes, &x, 64);
     for (int i = 0; i < 64; i++) acc.lane[i / 4] += static_cast<int32_t>(unsigned_bytes[i]) * signed_bytes[i];
+    return acc;
+  }
+  static I load_pairs(const int16_t* p) { return load_bytes(reinterpret_cast<const uint8_t*>(p)); }
+  static I load_pairs(const int8_t* p) {
+    int16_t words[32];
+    for (int i = 0; i < 32; i++) words[i] = p[i];
+    return load_pairs(words);
+  }
+  static I dot_pairs(I acc, I a, I b) {
+    int16_t x[32], y[32];
+    std::memcpy(x, &a, 64);
+    std::memcpy(y, &b, 64);
+    for (int i = 0; i < 32; i++) acc.lane[i / 2] += x[i] * y[i];
     return acc;
   }
   static I add_i(I a, I b) {

@@ -44,7 +44,7 @@ def refusal(cls, options) -> str:
         (EngineConfig, {"quantization": "int5"}, "quantization must be one of int8, int4; got 'int5': try int8."),
         (
             CacheConfig, {"kv_cache_dtype": "float32"},
-            "kv_cache_dtype must be one of auto, float16, int8; got 'float32': try float16.",
+            "kv_cache_dtype must be one of auto, int16, int8; got 'float32': try auto.",
         ),
         (
             EngineConfig, {"engine": "native", "device": "cuda"},

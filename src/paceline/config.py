@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DType = Literal["auto", "float32", "bfloat16"]
 Engine = Literal["auto", "torch", "native"]
 Quantization = Literal["int8", "int4"]
-KVCacheDType = Literal["auto", "float16", "int8"]
+KVCacheDType = Literal["auto", "int16", "int8"]
 Rule = Literal["coupled", "rejection", "block", "typical"]
 
 METHODS = ("none", "auto", "ngram", "suffix", "recycle", "draft_model", "layer_skip")  # the built-in ones
@@ -106,7 +106,7 @@ class CacheConfig:
         None  # bytes; None = a quarter of the free memory, at most what max_num_seqs full contexts need
     )
     prefix_caching: bool = True  # reuse full blocks whose token prefix was computed before
-    kv_cache_dtype: KVCacheDType = "auto"  # native engine: auto = float16; the torch engine's K/V follow dtype
+    kv_cache_dtype: KVCacheDType = "auto"  # native engine: auto = int16; the torch engine's K/V follow dtype
 
     def __post_init__(self) -> None:
         one_of("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDType))

@@ -27,8 +27,8 @@ def installed(monkeypatch: pytest.MonkeyPatch):
 def test_auto_is_native_on_a_cpu_where_it_is_built(installed) -> None:
     installed(native=True, torch=True)
     config = runners.resolve(EngineConfig())
-    assert (config.engine, config.dtype, config.cache.kv_cache_dtype) == ("native", "auto", "float16")
-    assert runners.kv_dtype(config) == "float16"
+    assert (config.engine, config.dtype, config.cache.kv_cache_dtype) == ("native", "auto", "int16")
+    assert runners.kv_dtype(config) == "int16"
     config = runners.resolve(EngineConfig(quantization="int4", cache=CacheConfig(kv_cache_dtype="int8")))
     assert (config.engine, config.quantization, runners.kv_dtype(config)) == ("native", "int4", "int8")
     assert runners.resolve(config) == config

@@ -45,7 +45,7 @@ def weights(drift: float) -> PackedWeights:
 
 
 def native(
-    *, num_blocks: int, block_size: int, drift: float = 0.0, max_model_len: int = CONTEXT, kv_cache_dtype="float16"
+    *, num_blocks: int, block_size: int, drift: float = 0.0, max_model_len: int = CONTEXT, kv_cache_dtype="int16"
 ) -> NativeRunner:
     return NativeRunner(
         SPEC,

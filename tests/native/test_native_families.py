@@ -20,19 +20,18 @@ TABLE = [9, 3, 30, 4, 5, 21, 22, 60, 1, 0]
 
 
 class RoundedKV(TorchDecoder):
-    """Rounds K and V as the native engine's cache does before anything reads them."""
+    """Rounds queries, K and V as the native engine does before anything reads them."""
 
-    kv_cache_dtype = "float16"
+    kv_cache_dtype = "int16"
 
     def _project(self, layer: Layer, h: torch.Tensor, turns: torch.Tensor | None) -> torch.Tensor:
         qkv = super()._project(layer, h, turns)
-        kv = qkv[:, self._spec.num_heads * self._spec.head_dim :]
-        if self.kv_cache_dtype == "float16":
-            kv.copy_(kv.half().float())
-        else:
-            heads = kv.view(len(kv), -1, self._spec.head_dim)
-            scale = heads.abs().amax(-1, keepdim=True) / 127
-            heads.copy_((heads / scale).round() * scale)
+        heads = qkv.view(len(qkv), -1, self._spec.head_dim)
+        int16, values = self.kv_cache_dtype == "int16", heads.shape[1] - self._spec.num_kv_heads
+        scale = heads.abs().amax(-1, keepdim=True) / (4095 if int16 else 127)
+        by_norm = values if int16 else self._spec.num_heads
+        scale[:, :by_norm] = heads[:, :by_norm].norm(dim=-1, keepdim=True) / 32767
+        heads.copy_((heads / scale).round() * scale)
         return qkv
 
 

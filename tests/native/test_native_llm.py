@@ -27,14 +27,14 @@ SMALL = CacheConfig(kv_cache_memory=4 << 20)
 def test_model_card(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, options: dict, weights: str) -> None:
     monkeypatch.setenv("PACELINE_ISA", "portable")
     llm = LLM(tiny_llama, config=EngineConfig(**options, num_threads=1, cache=SMALL))
-    assert f"{tiny_llama}, {weights}, native engine (portable code); KV cache float16 up to" in llm.model_card
+    assert f"{tiny_llama}, {weights}, native engine (portable code); KV cache int16 up to" in llm.model_card
     assert llm.generate("ab", SamplingParams(max_tokens=3))[0].finished
 
 
 def test_int8_keys_and_values_take_less_memory(tiny_llama: Path) -> None:
     pools = [
         LLM(tiny_llama, config=EngineConfig(num_threads=1, cache=CacheConfig(kv_cache_dtype=kv))).runner.kv
-        for kv in ("float16", "int8")
+        for kv in ("int16", "int8")
     ]
     assert pools[1].bytes_per_block < pools[0].bytes_per_block
 

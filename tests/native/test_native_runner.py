@@ -77,7 +77,7 @@ def test_the_environment_chooses_the_instruction_set(monkeypatch: pytest.MonkeyP
         case_runner("f32")
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["float16", "int8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["int16", "int8"])
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_move_reads_all_sources_before_it_writes(kv_cache_dtype: str, block_size: int) -> None:
     """The context's keys, permuted by a move into other slots, read through a table that follows the move."""
@@ -122,8 +122,8 @@ def test_layout_and_limits() -> None:
     assert runner.spec is PLAIN
     assert (runner.vocab_size, runner.max_model_len) == (PLAIN.vocab_size, CONTEXT)
     assert (runner.kv.num_blocks, runner.kv.block_size) == (48, 16)
-    assert runner.kv.bytes_per_block == kv_bytes_per_block(PLAIN, block_size=16, kv_cache_dtype="float16")
-    assert kv_bytes_per_block(PLAIN, block_size=16, kv_cache_dtype="float16") == 3 * 16 * 2 * 2 * 16 * 2
+    assert runner.kv.bytes_per_block == kv_bytes_per_block(PLAIN, block_size=16, kv_cache_dtype="int16")
+    assert kv_bytes_per_block(PLAIN, block_size=16, kv_cache_dtype="int16") == 3 * 16 * 2 * 2 * (2 * 16 + 4)
     int8 = kv_bytes_per_block(PLAIN, block_size=16, kv_cache_dtype="int8")
     assert int8 == 3 * 16 * 2 * 2 * (16 + 4)  # a float32 scale for each token and head
     small = case_runner("f32", num_blocks=3)
@@ -134,7 +134,7 @@ def test_layout_and_limits() -> None:
     ("options", "message"),
     [
         ({"max_model_len": CONTEXT + 1}, f"max_model_len must be at most the model's context of {CONTEXT}; got"),
-        ({"kv_cache_dtype": "float32"}, "kv_cache_dtype must be one of float16, int8; got 'float32'"),
+        ({"kv_cache_dtype": "float32"}, "kv_cache_dtype must be one of int16, int8; got 'float32'"),
         ({"num_threads": 10**20}, f"num_threads must be from 1 to 1024; got {10**20}"),
         ({"num_threads": -1}, "num_threads must be from 1 to 1024; got -1"),
         ({"isa": "abacus"}, "abacus"),

@@ -10,7 +10,6 @@ import sys
 import textwrap
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +54,7 @@ def test_one_activation_that_is_no_number_is_not_lost(case: str, isa: str) -> No
         "model.norm.weight",
     ):
         damaged = changed(weights, {name: np.nan})
-        for kv_cache_dtype in ("float16", "int8"):
+        for kv_cache_dtype in ("int16", "int8"):
             with pytest.raises(PacelineError, match="logits are not numbers"):
                 logits_of(NativeRunner(CASES[case][0], damaged, kv_cache_dtype=kv_cache_dtype, **options))
 
@@ -73,15 +72,12 @@ def test_activations_too_small_to_scale_are_zeros(case: str, isa: str) -> None:
     assert np.isfinite(logits_of(runner)).all()
 
 
-def test_keys_and_values_beyond_float16_become_its_largest_number() -> None:
-    spec = replace(PLAIN, ropes=(None,) * 3)
-    outputs = []
-    for bias in (1e5, 1e7):
-        names = [f"model.layers.{i}.self_attn.{part}_proj.bias" for i in range(3) for part in "kv"]
-        weights = changed(case_weights("f32"), dict.fromkeys(names, bias))
-        outputs.append(logits_of(NativeRunner(spec, weights, num_blocks=12, max_model_len=CONTEXT, num_threads=1)))
-    assert np.isfinite(outputs[0]).all()
-    assert_same_bits(outputs[1], outputs[0])
+@pytest.mark.parametrize("bias", [1e5, 1e15])
+def test_keys_and_values_beyond_float16_have_scales_that_hold_them(bias: float) -> None:
+    names = [f"model.layers.{i}.self_attn.{part}_proj.bias" for i in range(3) for part in "kv"]
+    weights = changed(case_weights("f32"), dict.fromkeys(names, bias))
+    runner = NativeRunner(PLAIN, weights, num_blocks=12, max_model_len=CONTEXT, num_threads=1)
+    assert np.isfinite(logits_of(runner)).all()
 
 
 def test_a_pool_whose_size_no_integer_holds() -> None:

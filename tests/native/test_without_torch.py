@@ -29,7 +29,7 @@ def test_generate(tiny_llama: Path) -> None:
     result = run(tiny_llama, "generate", str(tiny_llama), "--prompt", "ab ab ab", *SHORT, "--json")
     assert len(json.loads(result.stdout)["token_ids"]) > 0
     assert "float32 safetensors, native engine (" in result.stderr
-    assert "KV cache float16 up to" in result.stderr
+    assert "KV cache int16 up to" in result.stderr
 
 
 def test_chat(tiny_llama: Path) -> None:

@@ -73,7 +73,7 @@ KVCacheDType = Annotated[
     str,
     typer.Option(
         "--kv-cache-dtype",
-        help="K/V of the native engine: auto, float16 or int8; auto is float16. With torch they follow --dtype.",
+        help="K/V of the native engine: auto, int16 or int8; auto is int16. With torch they follow --dtype.",
         rich_help_panel="Engine",
     ),
 ]

@@ -18,7 +18,7 @@ from paceline.models.runner_base import RunnerBase
 from paceline.sampling.sampler import sample_rows
 from paceline.types import ForwardBatch, ForwardOutput, Logprobs, RowSampling
 
-KVType = Literal["float16", "int8"]
+KVType = Literal["int16", "int8"]
 _LANES = 16  # slots of a tile, elements of a vector
 _MAX_THREADS = 1024
 _MAX_BLOCKS = 2**31 - 1  # ids of blocks are int32
@@ -27,7 +27,7 @@ _MAX_BLOCKS = 2**31 - 1  # ids of blocks are int32
 def kv_bytes_per_block(spec: ModelSpec, *, block_size: int, kv_cache_dtype: KVType) -> int:
     """Bytes that block_size tokens take in the K/V pool, all layers together; heads and blocks are padded to 16."""
     head_dim, slots = -(-spec.head_dim // _LANES) * _LANES, max(block_size, _LANES)
-    head_bytes = 2 * head_dim if kv_cache_dtype == "float16" else head_dim + 4  # int8 has a float32 scale a head
+    head_bytes = (2 if kv_cache_dtype == "int16" else 1) * head_dim + 4  # of a key, or value, with its float32 scale
     return spec.num_layers * slots * 2 * spec.num_kv_heads * head_bytes
 
 
@@ -35,7 +35,7 @@ class NativeRunner(RunnerBase):
     """A model with its paged K/V pool; fulfils interfaces.Runner.
 
     A row of logits depends on its own tokens alone, bit for bit: not on batch companions, chunks, tree shapes, slots or
-    threads. Between instruction sets, and between float16 and int8 K/V, it differs by rounding.
+    threads. Between instruction sets, and between int16 and int8 K/V, it differs by rounding.
     max_model_len (None = the model's context) fixes RoPE's frequencies. isa: avx512, avx2vnni, avx2 or portable; None
     = what PACELINE_ISA says, or the best that the machine has. Raises ConfigError for a length, thread count or isa
     that cannot be had, CorruptFileError for weights that do not fit the spec, CacheError where memory does not hold
@@ -50,7 +50,7 @@ class NativeRunner(RunnerBase):
         num_blocks: int,
         block_size: int = 16,
         max_model_len: int | None = None,
-        kv_cache_dtype: KVType = "float16",
+        kv_cache_dtype: KVType = "int16",
         num_threads: int | None = None,
         isa: str | None = None,
     ) -> None:

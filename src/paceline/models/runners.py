@@ -32,7 +32,7 @@ def resolve(config: EngineConfig) -> EngineConfig:
     """
     engine = _choose(config)
     if engine == "native":
-        kv_cache_dtype = "float16" if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
+        kv_cache_dtype = "int16" if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
         return replace(config, engine=engine, cache=replace(config.cache, kv_cache_dtype=kv_cache_dtype))
     dtype = ("float32" if config.device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype
     return replace(config, engine=engine, dtype=dtype)
