@@ -34,7 +34,7 @@ sys.path.insert(0, str(HERE / "peers"))
 from servers import CONTESTANTS, RunningServer, running  # noqa: E402  # a folder of scripts, not a package
 
 PER_CATEGORY = {1: 1, 8: 2, 16: 4}  # prompts of each category by concurrency; no prompt is used twice
-WARM_UP = {"max_tokens": 8, "temperature": 0}
+SHORT = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
 NUM_DECODERS = 8
 LONG_TOKENS = 3000  # of the prompt that arrives beside them
 DECODERS_BEGUN = 8  # events that each of them has had by then
@@ -61,7 +61,7 @@ async def measure(
 ) -> dict[str, Any]:
     """Throughput at each concurrency, then what a long prompt does to others."""
     for ids in (long_ids[:600], long_ids[300:400]):  # caches, thread pools, compiled shapes
-        await complete(server.port, {"prompt": ids, **WARM_UP, **fields})
+        await complete(server.port, {"prompt": ids, **SHORT, **fields})
     report: dict[str, Any] = {"load": {}}
     for concurrency, own in bodies.items():
         start = time.perf_counter()
@@ -89,7 +89,7 @@ async def stall(
     server: RunningServer, long_ids: list[int], bodies: list[dict[str, Any]], fields: dict[str, Any]
 ) -> dict[str, Any]:
     """Gaps in the streams of NUM_DECODERS requests between the arrival of a long prompt and its first token."""
-    alone = await complete(server.port, {"prompt": [*long_ids[1:], long_ids[0]], **WARM_UP, **fields})
+    alone = await complete(server.port, {"prompt": [*long_ids[1:], long_ids[0]], **SHORT, **fields})
     shortest = sorted(bodies, key=lambda body: len(body["prompt"]))[:NUM_DECODERS]
     endless = {"max_tokens": 1000, "ignore_eos": True, "temperature": 0, **fields}
     decoders = [Answer(time.perf_counter()) for _ in shortest]
@@ -101,7 +101,7 @@ async def stall(
         await asyncio.sleep(0.01)
         if failed := [task for task in tasks if task.done()]:
             failed[0].result()
-    beside = await complete(server.port, {"prompt": long_ids, **WARM_UP, **fields})
+    beside = await complete(server.port, {"prompt": long_ids, **SHORT, **fields})
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,9 +16,9 @@ def render(results: dict[str, Any]) -> str:
     peers = [name for name in systems if not name.startswith("Paceline")]
     rivals = [(peer, level) for peer in peers for level in levels[1:]]
     lines = [
-        f"{results['model']}, greedy, up to {settings['max_tokens']} new tokens, streamed over each server's own HTTP API "
-        f"to one client on the same machine; {environment['cpu']}, {environment['cores']} cores, {memory} GiB; median of "
-        f"{settings['repeats']} interleaved runs, their range in brackets; ratios are taken within each run.",
+        f"{results['model']}, greedy, up to {settings['max_tokens']} new tokens, streamed over each server's own HTTP "
+        f"API to one client on the same machine; {environment['cpu']}, {environment['cores']} cores, {memory} GiB; "
+        f"median of {settings['repeats']} interleaved runs, their range in brackets; ratios are taken within each run.",
         "",
         f"| {' | '.join(['tokens/s, at once:', *levels, *(f'vs {peer} at {level}' for peer, level in rivals)])} |",
         "|---" * (1 + len(levels) + len(rivals)) + "|",

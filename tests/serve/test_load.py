@@ -178,4 +178,5 @@ def test_32_clients_get_what_each_would_get_alone(smollm2, alone):
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 def test_2000_requests_leave_nothing_behind(smollm2, alone):
     resident = serve_under_load(smollm2, alone, [250] * 8)
+    print("resident MiB", [size >> 20 for size in resident])
     assert resident[-1] < 1.05 * resident[0], resident
