@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
@@ -51,6 +53,59 @@ def test_sigterm_ends_streams_and_leaves_with_0(tiny_llama):
         assert process.wait(60) == 0
         assert re.search(r"POST /v1/completions 200 1\+\d+ tokens", rest)
         assert rest.endswith("stopped\n")
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_sigterm_lets_streams_finish(tiny_llama, path):
+    body: dict = {"stream": True, "max_tokens": 64, "ignore_eos": True}
+    body |= {"prompt": "a"} if path == "completions" else {"messages": [{"role": "user", "content": "a"}]}
+
+    def follow(url: str, begun: threading.Barrier) -> list[str]:
+        with httpx.stream("POST", f"{url}/v1/{path}", json=body, timeout=60) as response:
+            lines = (line for line in response.iter_lines() if line)
+            first = next(lines)
+            begun.wait(60)
+            return [first, *lines]
+
+    with command(tiny_llama, "--no-log-requests") as (process, url, _), ThreadPoolExecutor(4) as pool:
+        begun = threading.Barrier(5, action=lambda: process.send_signal(signal.SIGTERM))
+        streams = [pool.submit(follow, url, begun) for _ in range(4)]
+        begun.wait(60)
+        for stream in streams:
+            *_, last, done = stream.result(60)
+            assert done == "data: [DONE]"
+            assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert process.wait(60) == 0
+
+
+def test_killed_and_started_again(tiny_llama, tmp_path):
+    table = tmp_path / "table.npz"
+    speculation = json.dumps({"method": "recycle", "table": str(table)})
+    options = (tiny_llama, "--speculation", speculation, "--no-log-requests", "--max-model-len", "500")
+    body = {"prompt": "ab ab ab", "max_tokens": 24, "temperature": 0}
+
+    def answer(url: str) -> str:
+        return httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+
+    with command(*options) as (process, url, _):
+        expected = answer(url)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    saved = table.read_bytes()
+    with command(*options) as (process, url, _):
+        endless = body | {"stream": True, "max_tokens": 400, "ignore_eos": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=endless, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.kill()
+            with pytest.raises(httpx.TransportError):
+                list(lines)
+    assert table.read_bytes() == saved
+    with command(*options) as (process, url, _):
+        assert answer(url) == expected
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["table.npz"]
 
 
 def test_a_key_from_the_environment_and_an_open_address(tiny_llama):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from killing import kill_while_writing
 from paceline.draft.successors import SuccessorTable
 from paceline.errors import ConfigError
 
@@ -157,3 +158,11 @@ def test_a_file_that_cannot_be_written_is_one_clear_error(tmp_path):
     with pytest.raises(ConfigError, match="cannot be written"):
         table().save(tmp_path / "folder", fingerprint="")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_killed_while_saving(tmp_path):
+    path = tmp_path / "table.npz"
+    own = table()
+    own.save(path, fingerprint="abc")
+    for _ in kill_while_writing(lambda count: own.save(path, fingerprint="abc"), folder=tmp_path, scratch="*.partial"):
+        table().load(path, fingerprint="abc")

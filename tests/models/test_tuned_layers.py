@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from killing import kill_while_writing
 from paceline.errors import CorruptFileError
 from paceline.models.tuned_layers import TunedLayers, fingerprint, read_tuned, tuned_path, write_tuned
 from tiny_llama import write_tiny_llama
@@ -60,3 +61,13 @@ def test_a_damaged_file_is_an_error_that_names_it(tiny_llama: Path, content: str
     with pytest.raises(CorruptFileError, match=message) as error:
         read_tuned(tiny_llama, num_layers=4)
     assert str(path) in str(error.value)
+
+
+def test_killed_while_writing(tiny_llama: Path) -> None:
+    versions = [TunedLayers("tiny", tuple(range(length)), 2, 0.75, 1.2, 512) for length in (2000, 3000)]
+    write_tuned(tiny_llama, versions[0])
+    folder = tuned_path(tiny_llama).parent
+    for _ in kill_while_writing(
+        lambda count: write_tuned(tiny_llama, versions[count % 2]), folder=folder, scratch="*.part"
+    ):
+        assert read_tuned(tiny_llama, num_layers=3000) in versions
