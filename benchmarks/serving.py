@@ -60,7 +60,7 @@ async def measure(
     server: RunningServer, bodies: dict[int, list[dict[str, Any]]], long_ids: list[int], fields: dict[str, Any]
 ) -> dict[str, Any]:
     """Throughput at each concurrency, then what a long prompt does to others."""
-    for ids in (long_ids[:600], long_ids[300:400]):  # caches, thread pools, compiled shapes
+    for ids in (long_ids[1:601], long_ids[301:401]):  # thread pools, compiled shapes; no prefix of what follows
         await complete(server.port, {"prompt": ids, **SHORT, **fields})
     report: dict[str, Any] = {"load": {}}
     for concurrency, own in bodies.items():
@@ -89,7 +89,7 @@ async def stall(
     server: RunningServer, long_ids: list[int], bodies: list[dict[str, Any]], fields: dict[str, Any]
 ) -> dict[str, Any]:
     """Gaps in the streams of NUM_DECODERS requests between the arrival of a long prompt and its first token."""
-    alone = await complete(server.port, {"prompt": [*long_ids[1:], long_ids[0]], **SHORT, **fields})
+    alone = await complete(server.port, {"prompt": long_ids[::-1], **SHORT, **fields})
     shortest = sorted(bodies, key=lambda body: len(body["prompt"]))[:NUM_DECODERS]
     endless = {"max_tokens": 1000, "ignore_eos": True, "temperature": 0, **fields}
     decoders = [Answer(time.perf_counter()) for _ in shortest]
