@@ -58,6 +58,7 @@ package: setup
 bench: setup
 	$(BIN)/python benchmarks/compare.py
 	$(BIN)/python benchmarks/readme_table.py
+	$(BIN)/python benchmarks/drafters.py
 	$(BIN)/python benchmarks/overhead.py --save
 	$(BIN)/python benchmarks/memory.py --save
 	$(BIN)/python benchmarks/quality.py --save

@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
-BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
 RATES = ("tokens_per_second", "decode_tokens_per_second", "prefill_tokens_per_second")  # kept for each repeat
 
 
@@ -64,11 +63,12 @@ def spread(values: list[float], form: str) -> str:
     return middle if low == high else f"{middle} ({low.removesuffix('x')}-{high.removesuffix('x')})"
 
 
-def paste(readme: str, table: str) -> str:
-    """README with the table between its markers."""
-    head, rest = readme.split(BEGIN)
-    _, tail = rest.split(END)
-    return f"{head}{BEGIN}\n{table}\n{END}{tail}"
+def paste(page: str, table: str, *, name: str = "benchmark") -> str:
+    """The page with the table between the markers of that name."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    head, rest = page.split(begin)
+    _, tail = rest.split(end)
+    return f"{head}{begin}\n{table}\n{end}{tail}"
 
 
 def main() -> None:
