@@ -117,6 +117,13 @@ def test_unusable_grammars_are_refused_in_one_line(kind, text):
     assert len(str(caught.value)) < 350
 
 
+def test_a_grammar_without_texts_is_called_so():
+    compiler = GrammarCompiler(CHARS, vocab_size=CHARS.vocab_size)
+    for grammar in (Grammar.lark("start: start"), Grammar.json_schema({"$ref": "#"})):
+        with pytest.raises(ConfigError, match="no text follows it; a rule may be nothing but itself"):
+            compiler.compile(grammar)
+
+
 def test_whitespace_of_json_ends():
     tokenizer = CharTokenizer()
     state = state_of(Grammar.json_object(), tokenizer)
@@ -155,3 +162,11 @@ def test_tokens_of_a_real_vocabulary_spell_what_they_are_allowed_to(smollm2):
             assert token_id in allowed(state, size)
             state.append([token_id])
         assert state.status == "complete"
+
+
+def test_a_short_text_may_not_stand_for_a_large_automaton(smollm2):
+    tokenizer = smollm2.tokenizer
+    compiler = GrammarCompiler(tokenizer, vocab_size=49152)
+    compiler.compile(Grammar.regex("a?" * 200))
+    with pytest.raises(ConfigError, match="lexer precomputation failed"):
+        compiler.compile(Grammar.regex("a?" * 500 + "a{50000}"))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _MAX_CACHED = 64  # compiled grammars that are kept
 # Between two lexemes of JSON: unbounded, a small model can go on with blank lines for ever.
 _WHITESPACE = r"(?: |\n{1,2}[\t ]{0,20})"
+_INITIAL_LEXER_FUEL = 100_000  # a tenth of llguidance's default, with which a regex of 20 characters keeps 160 MB
 _MAX_LEXER_STATES = 50_000  # 1 to 2 kB each, of a sequence; of llguidance's default a hostile grammar takes 500 MB
 
 
@@ -61,7 +62,9 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         llguidance = _llguidance()
         vocabulary = self._tokens()
-        limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+        limits = llguidance.LLParserLimits(
+            initial_lexer_fuel=_INITIAL_LEXER_FUEL, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
+        )
         try:
             source = _source(grammar, llguidance.LLMatcher)
         except ValueError as error:
@@ -153,6 +156,8 @@ def _choice(text: str) -> str:
 
 
 def _refused(grammar: Grammar, reason: str) -> ConfigError:
+    if "NoExtensionBias" in reason:  # llguidance's word for it
+        reason = "no text follows it; a rule may be nothing but itself"
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     return ConfigError(
         f"the grammar ({grammar.kind}) {grammar.text!r:.60} cannot be used: {' '.join(lines)[:200]}; change it."
