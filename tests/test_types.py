@@ -227,8 +227,8 @@ def test_only_some_nodes_of_a_draft():
 WRONG_GRAMMARS = [
     (lambda: Grammar("xml"), "kind must be one of json_object, json_schema, regex, lark, choice; got 'xml'"),  # type: ignore[arg-type]
     (lambda: Grammar("regex", "a" * 131073), "text must be at most 131072 characters"),
-    (lambda: Grammar("regex", 3), "text must be at most"),  # type: ignore[arg-type]
-    (lambda: Grammar("regex", "\ud800"), "text must be at most"),
+    (lambda: Grammar("regex", 3), "text must be a text without lone surrogates; got 3"),  # type: ignore[arg-type]
+    (lambda: Grammar("regex", "\ud800"), "text must be a text without lone surrogates"),
     (lambda: Grammar("json_object", "{}"), "text must be empty for json_object"),
     (lambda: Grammar.regex("a", after=""), "after must be None or 1 to 64 characters"),
     (lambda: Grammar.regex("a", after="x" * 65), "after must be None or 1 to 64 characters"),

@@ -39,9 +39,8 @@ class Grammar:
         kinds = get_args(GrammarKind)
         _require(self.kind in kinds, self, "kind", f"one of {', '.join(kinds)}", "try json_schema")
         limit = MAX_GRAMMAR_CHARACTERS
-        _require(
-            _unicode(self.text) and len(self.text) <= limit, self, "text", f"at most {limit} characters", "shorten it"
-        )
+        _require(_unicode(self.text), self, "text", "a text without lone surrogates", "replace what is none")
+        _require(len(self.text) <= limit, self, "text", f"at most {limit} characters", "shorten it")
         _require(self.kind != "json_object" or not self.text, self, "text", "empty for json_object", "try json_schema")
         _require(
             self.after is None or (_unicode(self.after) and 1 <= len(self.after) <= MAX_MARKER_CHARACTERS),

@@ -118,7 +118,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise PromptError(
-                f"the prompt is not valid Unicode: character {error.start} is the lone surrogate "
+                f"the text is not valid Unicode: character {error.start} is the lone surrogate "
                 f"{text[error.start]!r}; replace it."
             ) from error
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
