@@ -66,6 +66,14 @@ BAD_CHATS = [  # the change to CHAT, the field that the error names
     ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"speculative": "yes"}, "speculative"),
+    ({"speculative": {"depth": 1}}, "speculative"),
+    ({"speculative": {"num_speculative_tokens": 0}}, "speculative"),
+    ({"speculative": {"method": "oracle"}}, "speculative"),
+    ({"guided_regex": "a" * 200_000}, "guided_regex"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "a" * 200_000}}}},
+        "response_format",
+    ),
     ({"metrics": "all"}, "metrics"),
     ({"priority": "high"}, "priority"),
     ({"prediction": {"type": "content", "content": [{"type": "audio"}]}}, "prediction"),
@@ -103,6 +111,31 @@ def test_chat_fields(toy_server, change, field):
     error = check(toy_server.post("/v1/chat/completions", json=CHAT | change), 400)
     assert error["type"] == "invalid_request_error"
     assert (error["param"] or "").split(".str")[0].startswith(field), error
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ('"guided_regex": "\\ud800"', "guided_regex"),
+        ('"guided_json": {"const": "\\ud800"}', "guided_json"),
+        ('"guided_choice": ["\\ud800"]', "guided_choice"),
+        ('"response_format": {"type": "json_schema", "json_schema": {"schema": {"\\ud800": 1}}}', "response_format"),
+        ('"prediction": {"type": "content", "content": [{"type": "text", "text": "\\ud800"}]}', "prediction"),
+    ],
+)
+def test_lone_surrogates(toy_server, change, field):
+    content = json.dumps(CHAT)[:-1] + f", {change}}}"
+    headers = {"content-type": "application/json"}
+    error = check(toy_server.post("/v1/chat/completions", content=content, headers=headers), 400)
+    assert error["param"] == field
+    assert r"\ud800" in error["message"]
+    assert "at most" not in error["message"]
+
+
+@pytest.mark.parametrize(("field", "limit"), [("prompt", 256), ("stop", 32)])
+def test_too_many_are_called_so(toy_server, field, limit):
+    error = check(toy_server.post("/v1/completions", json=TEXT | {field: ["a"] * (limit + 1)}), 400)
+    assert f"at most {limit} items" in error["message"]
 
 
 @pytest.mark.parametrize(("change", "field"), BAD_TEXTS, ids=lambda value: str(value)[:40])

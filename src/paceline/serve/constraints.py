@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from paceline.errors import ConfigError
 from paceline.serve.errors import bad_field
 from paceline.serve.protocol import FunctionDefinition, Generation
 from paceline.types import Grammar
@@ -20,7 +21,15 @@ def grammar_of(request: Generation, *, after: str | None) -> Grammar | None:
     given += ["response_format"] if wanted is not None else []
     if len(given) > 1:
         raise bad_field(given[0], f"{given[1]} names another format: give one of them.")
-    if wanted is not None:
+    try:
+        return _grammar(request, after=after)
+    except ConfigError as error:  # it speaks of the grammar's own fields
+        raise bad_field(given[0], str(error)) from error
+
+
+def _grammar(request: Generation, *, after: str | None) -> Grammar | None:
+    wanted = request.response_format
+    if wanted is not None and wanted.type != "text":
         if wanted.type == "json_object":
             return Grammar.json_object(after=after)
         if wanted.json_schema is None:

@@ -19,7 +19,8 @@ from paceline.serve.protocol import ChatRequest, CompletionRequest
 
 _log = logging.getLogger("paceline.serve")
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-_FIELDS = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
+_FIELDS = {name: name for name in (*ChatRequest.model_fields, *CompletionRequest.model_fields)}
+_FIELDS |= dict.fromkeys(("speculation", "method", "num_speculative_tokens"), "speculative")  # the engine's words
 
 
 class ApiError(Exception):
@@ -64,8 +65,7 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(429, str(error), code="queue_full", headers={"Retry-After": seconds})
     if isinstance(error, (ConfigError, PromptError)):
         first = re.match(r"\w+", str(error))
-        named = first is not None and first[0] in _FIELDS
-        return ApiError(400, str(error), param=first[0] if first is not None and named else None)
+        return ApiError(400, str(error), param=None if first is None else _FIELDS.get(first[0]))
     if isinstance(error, EngineClosedError):
         return ApiError(503, str(error), code="engine_closed", headers={"Retry-After": "10"})
     if isinstance(error, EngineStepError):
@@ -110,10 +110,12 @@ def install(app: FastAPI) -> None:
 
 
 def _invalid(errors: Sequence[Any]) -> ApiError:
-    """The first thing that is wrong with a body; of the variants that a field may take, the one that came furthest."""
+    """The first thing that is wrong with a body; of the variants that a field may take, the one that came
+    furthest, or was right but for its length."""
     first = errors[0]
     field = _place(first)[:1]
-    worst = max((error for error in errors if _place(error)[:1] == field), key=lambda error: len(_place(error)))
+    of_field = (error for error in errors if _place(error)[:1] == field)
+    worst = max(of_field, key=lambda error: (error["type"] == "too_long", len(_place(error))))
     place = [part for part in _place(worst) if re.fullmatch(r"\w{1,64}", str(part))]
     name = ".".join(map(str, place)) or None
     if worst["type"] == "json_invalid":

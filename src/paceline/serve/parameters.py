@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.errors import PromptError
 from paceline.interfaces import Tokenizer
 from paceline.serve.constraints import grammar_of
 from paceline.serve.errors import bad_field
@@ -79,7 +80,10 @@ def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
 
 def _prediction(prediction: Prediction, tokenizer: Tokenizer) -> tuple[int, ...]:
     text = prediction.content if isinstance(prediction.content, str) else text_of(prediction.content, "prediction")
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
+    try:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+    except PromptError as error:
+        raise bad_field("prediction", str(error)) from error
 
 
 def text_of(parts: list[dict[str, Any]], field: str) -> str:
