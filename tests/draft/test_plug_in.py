@@ -12,7 +12,7 @@ from paceline.cli.main import app
 from paceline.draft.plug_in import PlugInDrafter
 from paceline.errors import PlugInError
 from paceline.interfaces import Drafter
-from paceline.types import SamplingParams
+from paceline.params import SamplingParams
 from toy_engine import PROMPT, make_engine, run
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)

@@ -21,8 +21,9 @@ from paceline.errors import (
     QueueFullError,
 )
 from paceline.interfaces import Drafter
+from paceline.params import SamplingParams
 from paceline.testing import ToyModel
-from paceline.types import Delta, RequestOutput, SamplingParams
+from paceline.types import Delta, RequestOutput
 from toy_engine import PROMPT, TOKENIZER, make_engine, oracle, run
 
 LONG = SamplingParams(max_tokens=100, ignore_eos=True)

@@ -17,7 +17,8 @@ from paceline.engine.guarded_drafter import GuardedDrafter
 from paceline.engine.request_stream import RequestStream
 from paceline.engine.stats import EngineStats, FinishedRequest
 from paceline.errors import ConfigError, EngineClosedError, EngineStepError, QueueFullError
-from paceline.types import Delta, RequestOutput, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import Delta, RequestOutput
 
 _NUM_RECENT = 32  # ends of requests that tell how soon there is room in the queue
 _LONGEST_WAIT = 60  # seconds after which clients are to try again at the latest

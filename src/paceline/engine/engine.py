@@ -21,6 +21,7 @@ from paceline.engine.scheduler import ScheduledSequence, Scheduler
 from paceline.engine.self_test import SelfTest
 from paceline.errors import ConfigError, PromptError
 from paceline.interfaces import Controller, Drafter, Runner, Tokenizer, Verifier
+from paceline.params import SamplingParams
 from paceline.sampling.grammar import CompiledGrammar, GrammarCompiler
 from paceline.sampling.grammar_state import GrammarState
 from paceline.types import (
@@ -30,7 +31,6 @@ from paceline.types import (
     ForwardOutput,
     RequestOutput,
     RowSampling,
-    SamplingParams,
     SpeculationMetrics,
     Verdict,
 )

@@ -19,7 +19,8 @@ from paceline.cache.manager import CacheManager
 from paceline.config import SchedulerConfig
 from paceline.engine.request import Sequence
 from paceline.errors import CacheError
-from paceline.types import Draft, RequestView, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import Draft, RequestView
 
 _rank = attrgetter("rank")
 

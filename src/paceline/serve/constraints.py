@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from paceline.params import Grammar
 from paceline.serve.errors import bad_field
 from paceline.serve.protocol import FunctionDefinition, Generation
-from paceline.types import Grammar
 
 _ONE_LINE = {"whitespace_pattern": "", "item_separator": ", ", "key_separator": ": "}  # as models write calls
 _GUIDES = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")

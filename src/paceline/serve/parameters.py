@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.interfaces import Tokenizer
+from paceline.params import Grammar, RequestSpeculation, SamplingParams
 from paceline.serve.constraints import grammar_of
 from paceline.serve.errors import bad_field
 from paceline.serve.protocol import ChatRequest, CompletionRequest, Generation, Prediction
-from paceline.types import Grammar, RequestSpeculation, SamplingParams
 
 _SAME = (  # fields that SamplingParams knows under the same name, with the same default
     "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "n", "min_tokens", "ignore_eos",
