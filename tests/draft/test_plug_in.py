@@ -25,6 +25,7 @@ class Failing(Drafter):
     num_successors = 2
     hidden_layers = ()
     note = "of no use"
+    members = ("failing", "other")
 
     def __init__(self, method: str = "", error: BaseException | None = None) -> None:
         self.calls: list[str] = []
@@ -58,6 +59,7 @@ def plugged(method: str = "", error: BaseException | None = None) -> PlugInDraft
 def test_everything_is_passed_on() -> None:
     drafter = plugged()
     assert (drafter.name, drafter.num_successors, drafter.note) == ("failing", 2, "of no use")
+    assert drafter.members == ("failing", "other")
     run(make_engine(drafter=drafter), [PROMPT], PARAMS)
     drafter.close()
     assert isinstance(drafter.drafter, Failing)
