@@ -21,7 +21,7 @@ from paceline.params import SamplingParams
 from paceline.types import Delta, RequestOutput
 
 _NUM_RECENT = 32  # ends of requests that tell how soon there is room in the queue
-_LONGEST_WAIT = 60  # seconds after which clients are to try again at the latest
+_LONGEST_WAIT_SECONDS = 60  # after which clients are to try again at the latest
 
 
 class AsyncEngine:
@@ -163,9 +163,9 @@ class AsyncEngine:
         if not self._ends:
             return 1
         now = time.perf_counter()
-        recent = [end for end in self._ends if now - end < _LONGEST_WAIT]
-        seconds_each = (now - recent[0]) / len(recent) if recent else _LONGEST_WAIT
-        return min(_LONGEST_WAIT, max(1, math.ceil(seconds_each * self._max_waiting)))
+        recent = [end for end in self._ends if now - end < _LONGEST_WAIT_SECONDS]
+        seconds_each = (now - recent[0]) / len(recent) if recent else _LONGEST_WAIT_SECONDS
+        return min(_LONGEST_WAIT_SECONDS, max(1, math.ceil(seconds_each * self._max_waiting)))
 
     def _give_up(self, request_id: str) -> None:
         self._commands.put(partial(self._engine.abort, request_id))

@@ -63,7 +63,7 @@ def _schema(value: dict[str, Any] | str) -> dict[str, Any]:
     try:
         schema = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise bad_field("guided_json", f"not valid JSON ({error}).") from error
+        raise bad_field("guided_json", f"not valid JSON ({error}): send a schema, or its text.") from error
     if not isinstance(schema, dict):
-        raise bad_field("guided_json", "a schema must be a JSON object.")
+        raise bad_field("guided_json", 'a schema must be a JSON object; send one such as {"type": "object"}.')
     return schema

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -60,8 +59,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):
-        seconds = str(math.ceil(error.retry_after_seconds))
-        return ApiError(429, str(error), code="queue_full", headers={"Retry-After": seconds})
+        return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after_seconds)})
     if isinstance(error, (ConfigError, PromptError)):
         first = re.match(r"\w+", str(error))
         named = first is not None and first[0] in _FIELDS

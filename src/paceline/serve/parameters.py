@@ -73,7 +73,7 @@ def _params(request: Generation, **more: Any) -> SamplingParams:
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     for token_id in bias:
         if not (token_id.isascii() and token_id.isdecimal() and len(token_id) < 10):
-            raise bad_field("logit_bias", f"its names must be token ids; got {token_id!r:.40}.")
+            raise bad_field("logit_bias", f"its names must be token ids; got {token_id!r:.40}: /tokenize tells them.")
     return {int(token_id): value for token_id, value in bias.items()}
 
 
@@ -86,5 +86,5 @@ def text_of(parts: list[dict[str, Any]], field: str) -> str:
     """The text of content parts, one after another."""
     for part in parts:
         if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise bad_field(field, f"parts of the type text only; got {part!r:.80}.")
+            raise bad_field(field, f"parts of the type text only; got {part!r:.80}: drop the others.")
     return "".join(part["text"] for part in parts)
