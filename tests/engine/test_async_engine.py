@@ -336,6 +336,25 @@ def test_a_loop_that_is_gone_leaves_nothing_behind_and_another_may_come() -> Non
     assert asyncio.run(come()).token_ids == plain(SHORT).token_ids
 
 
+def test_requests_of_a_loop_that_is_gone_take_no_place_in_the_queue() -> None:
+    inner = make_engine()
+    engine = AsyncEngine(inner, max_waiting=1)
+
+    async def leave() -> None:
+        await engine.submit(PROMPT, LONG)
+
+    async def come() -> RequestOutput:
+        stream = await engine.submit(PROMPT, SHORT)
+        engine.start()
+        output = await output_of(stream)
+        assert list(inner.requests) == []
+        await engine.close()
+        return output
+
+    asyncio.run(leave())
+    assert asyncio.run(come()).token_ids == plain(SHORT).token_ids
+
+
 def test_a_thread_that_dies_fails_what_was_there_and_refuses_what_comes(monkeypatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
     inner = make_engine()

@@ -90,6 +90,7 @@ class AsyncEngine:
         """
         arrived_at = time.perf_counter()
         _check_order(priority, deadline_seconds)
+        self._enter(asyncio.get_running_loop())
         self._refuse_if_closed()
         self._refuse_if_full()
         self._num_preparing += 1
@@ -107,7 +108,6 @@ class AsyncEngine:
         finally:
             self._num_preparing -= 1
         self._refuse_if_closed()
-        self._loop = asyncio.get_running_loop()
         stream = RequestStream(request, arrived_at=arrived_at, give_up=self._give_up)
         self._streams[request.id] = self._unscheduled[request.id] = stream
         self._commands.put(partial(self._add, stream))
@@ -144,6 +144,14 @@ class AsyncEngine:
         )
 
     # On the loop's thread
+
+    def _enter(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serves this loop; what a loop that is closed has left is given up, for nobody will read it."""
+        if self._loop is not None and self._loop.is_closed():
+            for request_id in list(self._streams):
+                self._give_up(request_id)
+            self._unscheduled.clear()
+        self._loop = loop
 
     def _refuse_if_closed(self) -> None:
         if self._closing:
