@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -14,6 +15,7 @@ import openai
 import pytest
 
 from live_server import Live, serving, toy
+from paceline.engine.async_engine import AsyncEngine
 from paceline.engine.engine import Engine
 from paceline.testing import ToyModel
 
@@ -182,7 +184,17 @@ def test_a_step_that_fails_is_a_500_and_the_next_request_runs(stream):
 
 
 @pytest.mark.parametrize("drain", [0.0, 60.0])
-def test_a_server_that_stops_ends_its_streams(drain):
+def test_a_server_that_stops_ends_its_streams(drain, monkeypatch):
+    closing = threading.Event()
+    close = AsyncEngine.close
+
+    async def noted(engine: AsyncEngine, drain_seconds: float = 30.0) -> None:
+        closed = asyncio.ensure_future(close(engine, drain_seconds))
+        await asyncio.sleep(0)  # until it waits for the engine's thread
+        closing.set()
+        await closed
+
+    monkeypatch.setattr(AsyncEngine, "close", noted)
     engine = toy()
     gate = Gate(engine)
     with serving(engine, drain_seconds=drain) as live:
@@ -193,6 +205,7 @@ def test_a_server_that_stops_ends_its_streams(drain):
             stream = events(response)
             assert next(stream)["choices"][0]["text"]
             live.server.should_exit = True
+            assert closing.wait(60)
             gate.let_all()
             *_, last, done = stream
     assert done == "[DONE]"
