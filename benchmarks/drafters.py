@@ -60,11 +60,12 @@ def render(results: dict[str, Any]) -> str:
     categories = categories if len(categories) > 1 else []  # a single one is all
     count = min(len(own) for own in runs.values())
     copying = first[0]["copying"] is not None
+    measured = "single runs" if count == 1 else f"medians of {count} interleaved runs, range in brackets"
     headings = ["tokens a pass", "ids as plain", "all", *([" and ".join(COPYING)] if copying else []), *categories]
     lines = [
         f"{results['model'].split(';')[0]}: decoding against plain decoding in the same process, greedy, "
         f"{settings['prompts']} prompts, {settings['max_tokens']} new tokens, default settings, one request at a time; "
-        f"{environment['cpu']}, {environment['cores']} cores; medians of {count} interleaved runs, range in brackets.",
+        f"{environment['cpu']}, {environment['cores']} cores; {measured}.",
         "",
         f"| | {' | '.join(headings)} |",
         "|---" * (1 + len(headings)) + "|",

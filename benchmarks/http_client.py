@@ -23,7 +23,6 @@ class Answer:
     chunk_times: list[float] = field(default_factory=list)  # of the events with text
     text: str = ""
     num_tokens: int = 0
-    ended_at: float = 0.0
 
     @property
     def first_token_seconds(self) -> float:
@@ -62,7 +61,6 @@ async def complete(port: int, body: dict[str, Any], answer: Answer | None = None
             if piece:
                 answer.text += piece
                 answer.chunk_times.append(now)
-        answer.ended_at = time.perf_counter()
         return answer
     finally:
         writer.close()

@@ -22,8 +22,8 @@ from paceline.config import CacheConfig, SchedulerConfig
 from paceline.control.policy import FixedLength
 from paceline.draft.ngram import NgramDrafter
 from paceline.engine.engine import Engine
+from paceline.params import SamplingParams
 from paceline.testing import CharTokenizer, ToyModel
-from paceline.types import SamplingParams
 
 RESULTS = Path(__file__).parent / "results"
 DRAFT_TOKENS = 5

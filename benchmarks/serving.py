@@ -113,7 +113,7 @@ async def stall(
         if after > begin and before < end
     ]
     return {
-        "longest_milliseconds": 1e3 * max(gaps),
+        "longest_milliseconds": 1e3 * max(gaps, default=0.0),
         "p95_milliseconds": percentiles(gaps)["p95"],
         "long_alone_milliseconds": 1e3 * alone.first_token_seconds,
         "long_beside_milliseconds": 1e3 * beside.first_token_seconds,
@@ -121,8 +121,8 @@ async def stall(
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
-    """In milliseconds."""
-    return {f"p{percent}": 1e3 * float(np.percentile(seconds, percent)) for percent in (50, 95)}
+    """In milliseconds; 0 where there was nothing to wait for, as when all tokens came in one event."""
+    return {f"p{percent}": 1e3 * float(np.percentile(seconds or [0.0], percent)) for percent in (50, 95)}
 
 
 def summarize(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:

@@ -27,8 +27,9 @@ from paceline.draft.recycle import RecycleDrafter
 from paceline.draft.suffix import SuffixDrafter
 from paceline.engine.engine import Engine
 from paceline.interfaces import Runner
+from paceline.params import RequestSpeculation, SamplingParams
 from paceline.testing import ScriptedDrafter, ToyModel
-from paceline.types import Delta, Draft, RequestOutput, RequestSpeculation, RequestView, SamplingParams
+from paceline.types import Delta, Draft, RequestOutput, RequestView
 from toy_engine import TOKENIZER
 
 V = TOKENIZER.vocab_size

@@ -20,8 +20,9 @@ from paceline.draft.recycle import RecycleDrafter
 from paceline.draft.suffix import SuffixDrafter
 from paceline.errors import ConfigError, DraftMismatchError, PacelineError, PlugInError
 from paceline.interfaces import Drafter
+from paceline.params import SamplingParams
 from paceline.testing import CharTokenizer, ToyModel
-from paceline.types import RequestView, SamplingParams
+from paceline.types import RequestView
 
 TARGET: Any = SimpleNamespace(
     name="toy", tokenizer=CharTokenizer(), spec=SimpleNamespace(vocab_size=CharTokenizer().vocab_size, num_layers=2)

@@ -11,12 +11,13 @@ from pathlib import Path
 import paceline
 
 SRC = Path(paceline.__file__).parent
-BASE = {"errors", "types", "config", "interfaces"}
+BASE = {"errors", "params", "types", "config", "interfaces"}
 PARTS = {"draft", "verify", "control", "cache", "models", "sampling"}
 ALLOWED = {  # what each module or package may import, besides itself
     "errors": set(),
     "config": {"errors"},
-    "types": {"errors"},
+    "params": {"errors"},
+    "types": {"params"},
     "interfaces": {"types"},
     "sampling": BASE,
     "cache": BASE,

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from paceline.errors import PromptError
+from paceline.params import SamplingParams
 from paceline.testing import CharTokenizer, ScriptedDrafter, ToyModel
-from paceline.types import Draft, DraftLaw, ForwardBatch, RequestView, SamplingParams
+from paceline.types import Draft, DraftLaw, ForwardBatch, RequestView
 
 
 def batch(

@@ -10,8 +10,9 @@ import numpy as np
 from paceline import verify
 from paceline.config import CacheConfig, SchedulerConfig
 from paceline.engine.engine import Engine
+from paceline.params import SamplingParams
 from paceline.testing import CharTokenizer, ScriptedDrafter, ToyModel
-from paceline.types import Draft, RequestOutput, RequestView, SamplingParams
+from paceline.types import Draft, RequestOutput, RequestView
 
 TOKENIZER = CharTokenizer("abcdefgh .")
 

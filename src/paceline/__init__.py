@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from paceline import errors
     from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
     from paceline.llm import LLM
-    from paceline.types import Completion, Delta, Grammar, RequestOutput, RequestSpeculation, SamplingParams
+    from paceline.params import Grammar, RequestSpeculation, SamplingParams
+    from paceline.types import Completion, Delta, RequestOutput
 
 __version__ = "0.1.0"
 
@@ -39,7 +40,9 @@ def __getattr__(name: str) -> Any:
             module = "paceline.llm"
         case "CacheConfig" | "EngineConfig" | "SchedulerConfig" | "SpeculationConfig":
             module = "paceline.config"
-        case "Completion" | "Delta" | "Grammar" | "RequestOutput" | "RequestSpeculation" | "SamplingParams":
+        case "Grammar" | "RequestSpeculation" | "SamplingParams":
+            module = "paceline.params"
+        case "Completion" | "Delta" | "RequestOutput":
             module = "paceline.types"
         case "errors":
             return import_module("paceline.errors")

@@ -24,8 +24,9 @@ from paceline.engine.traced import TracedEngine
 from paceline.errors import CacheError, ConfigError, PromptError
 from paceline.interfaces import Runner
 from paceline.models import runners
+from paceline.params import SamplingParams
 from paceline.sampling.sampler import race_margin
-from paceline.types import Delta, RequestOutput, SamplingParams
+from paceline.types import Delta, RequestOutput
 
 if TYPE_CHECKING:
     from paceline.models.loader import LoadedModel

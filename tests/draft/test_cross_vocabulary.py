@@ -8,8 +8,9 @@ import pytest
 from paceline.draft.cross_vocabulary import CrossVocabulary
 from paceline.draft.draft_model import DraftModelDrafter
 from paceline.errors import DraftMismatchError
+from paceline.params import SamplingParams
 from paceline.testing import ToyModel
-from paceline.types import RequestView, SamplingParams
+from paceline.types import RequestView
 from piece_tokenizer import PieceTokenizer
 from toy_engine import make_engine, run
 

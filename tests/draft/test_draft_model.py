@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from paceline.draft.draft_model import DraftModelDrafter
 from paceline.draft.shared_vocabulary import SharedVocabulary
+from paceline.params import SamplingParams
 from paceline.sampling.noise import DRAFT, PhiloxNoise
 from paceline.sampling.race import race
 from paceline.testing import ToyModel
-from paceline.types import Draft, ForwardBatch, RequestView, SamplingParams
+from paceline.types import Draft, ForwardBatch, RequestView
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 

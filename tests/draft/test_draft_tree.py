@@ -7,9 +7,10 @@ import pytest
 from test_draft_model import PROMPT, continuation, last_logits, law, view
 
 from paceline.draft.draft_model import DraftModelDrafter
+from paceline.params import SamplingParams
 from paceline.sampling.noise import PhiloxNoise
 from paceline.testing import ToyModel
-from paceline.types import Draft, SamplingParams
+from paceline.types import Draft
 from toy_engine import TOKENIZER, make_engine, run
 
 PARAMS = [

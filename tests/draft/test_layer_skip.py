@@ -11,6 +11,7 @@ from batches import make_batch
 from native_models import CASES, case_runner
 from paceline import LLM, CacheConfig, EngineConfig, SamplingParams
 from paceline.draft.layer_skip import LayerSkipDrafter, check_layers, default_layers
+from paceline.draft.prediction import PredictionDrafter
 from paceline.errors import ConfigError
 from paceline.interfaces import Runner
 from paceline.models.tuned_layers import TunedLayers, write_tuned
@@ -231,7 +232,9 @@ def test_layers_are_the_tuned_ones_or_else_the_default(tiny_llama: Path, monkeyp
     config = EngineConfig(num_threads=1, cache=CacheConfig(kv_cache_memory=1 << 20))
 
     def layers(**options) -> tuple[int, ...]:
-        subject = LLM(tiny_llama, config=config, speculation={"method": "layer_skip", **options}).engine.drafter
+        drafter = LLM(tiny_llama, config=config, speculation={"method": "layer_skip", **options}).engine.drafter
+        assert isinstance(drafter, PredictionDrafter)
+        subject = drafter.other
         assert isinstance(subject, LayerSkipDrafter)
         return subject.layers
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.draft.ngram import NgramDrafter
-from paceline.types import RequestView, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import RequestView
 
 
 def view(token_ids: list[int] | np.ndarray) -> RequestView:

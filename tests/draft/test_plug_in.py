@@ -12,7 +12,7 @@ from paceline.cli.main import app
 from paceline.draft.plug_in import PlugInDrafter
 from paceline.errors import PlugInError
 from paceline.interfaces import Drafter
-from paceline.types import SamplingParams
+from paceline.params import SamplingParams
 from toy_engine import PROMPT, make_engine, run
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -25,6 +25,7 @@ class Failing(Drafter):
     num_successors = 2
     hidden_layers = ()
     note = "of no use"
+    members = ("failing", "other")
 
     def __init__(self, method: str = "", error: BaseException | None = None) -> None:
         self.calls: list[str] = []
@@ -58,6 +59,7 @@ def plugged(method: str = "", error: BaseException | None = None) -> PlugInDraft
 def test_everything_is_passed_on() -> None:
     drafter = plugged()
     assert (drafter.name, drafter.num_successors, drafter.note) == ("failing", 2, "of no use")
+    assert drafter.members == ("failing", "other")
     run(make_engine(drafter=drafter), [PROMPT], PARAMS)
     drafter.close()
     assert isinstance(drafter.drafter, Failing)

@@ -15,8 +15,9 @@ from native_models import CASES, case_runner
 from paceline.draft.recycle import RecycleDrafter
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError
+from paceline.params import SamplingParams
 from paceline.testing import CharTokenizer
-from paceline.types import Draft, RequestView, SamplingParams, Verdict
+from paceline.types import Draft, RequestView, Verdict
 from toy_engine import PROMPT, TOKENIZER, make_engine, run
 
 V = 12

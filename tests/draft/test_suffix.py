@@ -13,8 +13,9 @@ from paceline import LLM, CacheConfig, EngineConfig
 from paceline.draft.suffix import SuffixDrafter
 from paceline.errors import ConfigError
 from paceline.models.runners import native_available
+from paceline.params import SamplingParams
 from paceline.testing import ToyModel
-from paceline.types import Draft, RequestView, SamplingParams, Verdict
+from paceline.types import Draft, RequestView, Verdict
 from toy_engine import PROMPT, TOKENIZER, make_engine, run
 
 texts = st.one_of(

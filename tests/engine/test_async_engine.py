@@ -21,8 +21,9 @@ from paceline.errors import (
     QueueFullError,
 )
 from paceline.interfaces import Drafter
+from paceline.params import SamplingParams
 from paceline.testing import ToyModel
-from paceline.types import Delta, RequestOutput, SamplingParams
+from paceline.types import Delta, RequestOutput
 from toy_engine import PROMPT, TOKENIZER, make_engine, oracle, run
 
 LONG = SamplingParams(max_tokens=100, ignore_eos=True)
@@ -332,6 +333,25 @@ def test_a_loop_that_is_gone_leaves_nothing_behind_and_another_may_come() -> Non
 
     asyncio.run(leave())
     gate.permits.release(500)
+    assert asyncio.run(come()).token_ids == plain(SHORT).token_ids
+
+
+def test_requests_of_a_loop_that_is_gone_take_no_place_in_the_queue() -> None:
+    inner = make_engine()
+    engine = AsyncEngine(inner, max_waiting=1)
+
+    async def leave() -> None:
+        await engine.submit(PROMPT, LONG)
+
+    async def come() -> RequestOutput:
+        stream = await engine.submit(PROMPT, SHORT)
+        engine.start()
+        output = await output_of(stream)
+        assert list(inner.requests) == []
+        await engine.close()
+        return output
+
+    asyncio.run(leave())
     assert asyncio.run(come()).token_ids == plain(SHORT).token_ids
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.types import RequestOutput, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import RequestOutput
 from toy_engine import PROMPT, TOKENIZER, make_engine, oracle, run
 
 

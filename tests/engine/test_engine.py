@@ -11,8 +11,9 @@ from paceline.engine.counters import counters
 from paceline.engine.probe import last_row
 from paceline.errors import ConfigError, DraftMismatchError, PromptError
 from paceline.interfaces import Drafter
+from paceline.params import SamplingParams
 from paceline.testing import ScriptedDrafter
-from paceline.types import Draft, DraftLaw, SamplingParams
+from paceline.types import Draft, DraftLaw
 from toy_engine import PROMPT, TOKENIZER, make_engine, oracle, run
 
 V = TOKENIZER.vocab_size

@@ -14,7 +14,8 @@ from engine_scenarios import Arrival, Scenario, Setting, any_params, any_setting
 from paceline.engine.guarded_drafter import GuardedDrafter
 from paceline.errors import PacelineWarning
 from paceline.interfaces import Drafter
-from paceline.types import Draft, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import Draft
 from toy_engine import PROMPT, TOKENIZER, make_engine, oracle, run
 
 

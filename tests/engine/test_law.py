@@ -19,10 +19,11 @@ from scipy.stats import chisquare
 
 from paceline.draft import draft_pass
 from paceline.draft.draft_model import DraftModelDrafter
+from paceline.params import SamplingParams
 from paceline.sampling import noise
 from paceline.sampling.filters import laws
 from paceline.testing import ToyModel
-from paceline.types import RowSampling, SamplingParams
+from paceline.types import RowSampling
 from toy_engine import CharTokenizer, make_engine
 
 TOKENIZER = CharTokenizer("a")  # beginning, end, "a": a vocabulary of three

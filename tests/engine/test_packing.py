@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.engine.packing import ancestor_mask, pack
-from paceline.types import Draft, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import Draft
 from toy_engine import PROMPT, make_engine
 
 TREE = Draft(

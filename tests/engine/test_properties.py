@@ -32,10 +32,11 @@ from engine_scenarios import (
     toy,
 )
 from paceline.draft.draft_model import DraftModelDrafter
+from paceline.params import SamplingParams
 from paceline.sampling.processors import PenaltyState, allowed_mask, pack_adjustments
 from paceline.sampling.sampler import sample_rows
 from paceline.testing import ToyModel
-from paceline.types import ForwardBatch, RowSampling, SamplingParams
+from paceline.types import ForwardBatch, RowSampling
 from toy_engine import TOKENIZER
 
 in_small_doses = settings(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.params import SamplingParams
 from paceline.testing import ToyModel
-from paceline.types import SamplingParams
 from toy_engine import PROMPT, TOKENIZER, make_engine
 
 LONG = (PROMPT * 5)[:70]

@@ -9,7 +9,8 @@ import pytest
 
 from paceline.engine.self_test import SelfTest
 from paceline.errors import PacelineWarning
-from paceline.types import Draft, SamplingParams, Verdict
+from paceline.params import SamplingParams
+from paceline.types import Draft, Verdict
 from toy_engine import PROMPT, make_engine, oracle, run
 
 PARAMS = SamplingParams(max_tokens=90, ignore_eos=True)

@@ -15,9 +15,10 @@ from scipy.stats import chisquare
 
 from engine_scenarios import ALONE, Arrival, Setting, any_params, any_setting, arrivals, engine_of, play, toy
 from paceline.errors import ConfigError
+from paceline.params import Grammar, SamplingParams
 from paceline.sampling.filters import laws
 from paceline.testing import CharTokenizer, ToyModel
-from paceline.types import Grammar, RequestOutput, RowSampling, SamplingParams
+from paceline.types import RequestOutput, RowSampling
 from toy_engine import PROMPT, TOKENIZER, make_engine, oracle, run
 
 GRAMMARS = [

@@ -17,7 +17,8 @@ from paceline import LLM
 from paceline.engine.trace import FORMAT, Trace, TraceFile, TraceHeader, TraceStep, read_trace
 from paceline.engine.traced import TracedEngine
 from paceline.errors import ConfigError
-from paceline.types import RequestOutput, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import RequestOutput
 from toy_engine import PROMPT, TOKENIZER, make_engine, oracle, run
 
 HEADER = TraceHeader(FORMAT, "1", "toy", {})

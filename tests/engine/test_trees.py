@@ -26,8 +26,9 @@ from engine_scenarios import (
     toy,
     wide_setting,
 )
+from paceline.params import SamplingParams
 from paceline.testing import ScriptedDrafter, ToyModel
-from paceline.types import Draft, RequestView, SamplingParams
+from paceline.types import Draft, RequestView
 
 in_small_doses = settings(
     derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

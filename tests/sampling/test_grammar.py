@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from paceline.errors import ConfigError, MissingDependencyError
+from paceline.params import Grammar, SamplingParams
 from paceline.sampling.grammar import GrammarCompiler
 from paceline.sampling.grammar_state import GrammarState
 from paceline.testing import CharTokenizer
-from paceline.types import Grammar, SamplingParams
 from piece_tokenizer import PieceTokenizer
 
 CHARS = CharTokenizer("abc.")

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.params import Grammar, SamplingParams
 from paceline.sampling.grammar import GrammarCompiler
 from paceline.sampling.grammar_state import GrammarState
 from paceline.testing import CharTokenizer
-from paceline.types import Draft, Grammar, SamplingParams
+from paceline.types import Draft
 
 TOKENIZER = CharTokenizer("abc.")
 V = TOKENIZER.vocab_size

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.params import SamplingParams
 from paceline.sampling.processors import PenaltyState, adjusted_row, allowed_mask, pack_adjustments
-from paceline.types import Adjustments, Draft, RowSampling, SamplingParams
+from paceline.types import Adjustments, Draft, RowSampling
 
 V = 12
 

@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from live_server import TOKENIZER, toy
-from paceline.types import RequestOutput, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import RequestOutput
 from toy_engine import run
 
 MESSAGES: list[Any] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ab ab ab"}]

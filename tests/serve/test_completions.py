@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from live_server import TOKENIZER, toy
-from paceline.types import RequestOutput, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import RequestOutput
 from toy_engine import run
 
 TEXTS = ["ab ab ab", "cd cd c"]

@@ -17,11 +17,12 @@ import numpy as np
 from scipy import stats
 
 from paceline.interfaces import Verifier
+from paceline.params import SamplingParams
 from paceline.sampling import filters
 from paceline.sampling.noise import DRAFT, SAMPLE, to_uniform, words
 from paceline.sampling.processors import PenaltyState, pack_adjustments
 from paceline.sampling.race import race
-from paceline.types import Draft, DraftLaw, RowSampling, SamplingParams
+from paceline.types import Draft, DraftLaw, RowSampling
 from paceline.verify import chain
 from paceline.verify.chain import ChainVerifier
 

@@ -11,7 +11,8 @@ import numpy as np
 from paceline.bench.passes import chain_pass, fill_context, greedy
 from paceline.errors import ConfigError
 from paceline.interfaces import Drafter, Runner
-from paceline.types import RequestView, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import RequestView
 
 _REQUEST = "profile"
 _PERIOD = 64  # the context repeats itself, so that prompt lookup finds something

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from paceline.bench.workload import Prompt
-from paceline.types import RequestOutput, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import RequestOutput
 
 if TYPE_CHECKING:
     from paceline.llm import LLM

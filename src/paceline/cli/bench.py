@@ -16,7 +16,7 @@ from paceline.cli import options
 from paceline.cli.output import Column, category_table, note, print_json, progress_bar
 from paceline.config import at_least
 from paceline.models import runners
-from paceline.types import SamplingParams
+from paceline.params import SamplingParams
 
 COLUMNS: tuple[Column, ...] = (
     ("plain\ntokens/s", "plain", "tokens_per_second"),

@@ -11,7 +11,7 @@ from paceline.cli import options
 from paceline.cli.guard import show_error
 from paceline.cli.output import note, statistics_line, write_text
 from paceline.errors import ConfigError, PromptError
-from paceline.types import SamplingParams
+from paceline.params import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.llm import LLM

@@ -10,7 +10,7 @@ from paceline.bench.runner import Mode, Sample, measure
 from paceline.bench.workload import Prompt
 from paceline.cli import options
 from paceline.cli.output import ORIGIN_STYLES, Column, category_table, coloured, note, token_pieces
-from paceline.types import SamplingParams
+from paceline.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.console import Console

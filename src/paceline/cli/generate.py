@@ -11,7 +11,8 @@ import typer
 from paceline.cli import options
 from paceline.cli.output import note, output_json, print_json, statistics_line, write_text
 from paceline.errors import ConfigError, PromptError
-from paceline.types import Grammar, RequestOutput, SamplingParams
+from paceline.params import Grammar, SamplingParams
+from paceline.types import RequestOutput
 
 if TYPE_CHECKING:
     from paceline.llm import LLM

@@ -23,7 +23,7 @@ from paceline.errors import ConfigError
 from paceline.models import runners
 from paceline.models.loader import load
 from paceline.models.tuned_layers import TunedLayers, tuned_path, write_tuned
-from paceline.types import SamplingParams
+from paceline.params import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.llm import LLM

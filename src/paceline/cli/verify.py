@@ -12,7 +12,7 @@ from paceline.cli import options
 from paceline.cli.output import note, print_json, progress_bar
 from paceline.config import SpeculationConfig, at_least
 from paceline.errors import ConfigError
-from paceline.types import SamplingParams
+from paceline.params import SamplingParams
 
 
 def verify(

@@ -27,6 +27,11 @@ class PlugInDrafter(Drafter):
             self.note = drafter.note
             self.num_successors = drafter.num_successors
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        with self._blamed("in what it declares"):
+            return tuple(self.drafter.members)
+
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         with self._blamed("in propose"):
             return self.drafter.propose(views, budgets)

@@ -12,7 +12,8 @@ import numpy as np
 from paceline.draft.alignment import Alignment
 from paceline.draft.check import check_list
 from paceline.interfaces import Drafter
-from paceline.types import PREDICTION, Draft, RequestView, Verdict
+from paceline.params import PREDICTION
+from paceline.types import Draft, RequestView, Verdict
 
 _LEAST_REACH = 0.25  # of a node to be drafted: a quarter to a seventh are worth the same
 

@@ -17,10 +17,11 @@ from paceline.engine.guarded_drafter import GuardedDrafter
 from paceline.engine.request_stream import RequestStream
 from paceline.engine.stats import EngineStats, FinishedRequest
 from paceline.errors import ConfigError, EngineClosedError, EngineStepError, QueueFullError
-from paceline.types import Delta, RequestOutput, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import Delta, RequestOutput
 
 _NUM_RECENT = 32  # ends of requests that tell how soon there is room in the queue
-_LONGEST_WAIT = 60  # seconds after which clients are to try again at the latest
+_LONGEST_WAIT_SECONDS = 60  # after which clients are to try again at the latest
 
 
 class AsyncEngine:
@@ -89,6 +90,7 @@ class AsyncEngine:
         """
         arrived_at = time.perf_counter()
         _check_order(priority, deadline_seconds)
+        self._enter(asyncio.get_running_loop())
         self._refuse_if_closed()
         self._refuse_if_full()
         self._num_preparing += 1
@@ -106,7 +108,6 @@ class AsyncEngine:
         finally:
             self._num_preparing -= 1
         self._refuse_if_closed()
-        self._loop = asyncio.get_running_loop()
         stream = RequestStream(request, arrived_at=arrived_at, give_up=self._give_up)
         self._streams[request.id] = self._unscheduled[request.id] = stream
         self._commands.put(partial(self._add, stream))
@@ -144,6 +145,14 @@ class AsyncEngine:
 
     # On the loop's thread
 
+    def _enter(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serves this loop; what a loop that is closed has left is given up, for nobody will read it."""
+        if self._loop is not None and self._loop.is_closed():
+            for request_id in list(self._streams):
+                self._give_up(request_id)
+            self._unscheduled.clear()
+        self._loop = loop
+
     def _refuse_if_closed(self) -> None:
         if self._closing:
             raise EngineClosedError("the engine takes no more requests, for it shuts down: ask another one.")
@@ -162,9 +171,9 @@ class AsyncEngine:
         if not self._ends:
             return 1
         now = time.perf_counter()
-        recent = [end for end in self._ends if now - end < _LONGEST_WAIT]
-        seconds_each = (now - recent[0]) / len(recent) if recent else _LONGEST_WAIT
-        return min(_LONGEST_WAIT, max(1, math.ceil(seconds_each * self._max_waiting)))
+        recent = [end for end in self._ends if now - end < _LONGEST_WAIT_SECONDS]
+        seconds_each = (now - recent[0]) / len(recent) if recent else _LONGEST_WAIT_SECONDS
+        return min(_LONGEST_WAIT_SECONDS, max(1, math.ceil(seconds_each * self._max_waiting)))
 
     def _give_up(self, request_id: str) -> None:
         self._commands.put(partial(self._engine.abort, request_id))

@@ -15,22 +15,21 @@ from paceline.config import CacheConfig, SchedulerConfig, at_least
 from paceline.control.policy import FixedLength
 from paceline.draft.check import check_draft, check_list
 from paceline.engine import outcome
+from paceline.engine.checks import check_drafter, check_grammar, check_prompt, check_tokens
 from paceline.engine.packing import Rows, pack
 from paceline.engine.request import Request, Sequence
 from paceline.engine.scheduler import ScheduledSequence, Scheduler
 from paceline.engine.self_test import SelfTest
-from paceline.errors import ConfigError, PromptError
+from paceline.errors import ConfigError
 from paceline.interfaces import Controller, Drafter, Runner, Tokenizer, Verifier
+from paceline.params import SamplingParams
 from paceline.sampling.grammar import CompiledGrammar, GrammarCompiler
-from paceline.sampling.grammar_state import GrammarState
 from paceline.types import (
     Delta,
     Draft,
     ForwardBatch,
     ForwardOutput,
-    RequestOutput,
     RowSampling,
-    SamplingParams,
     SpeculationMetrics,
     Verdict,
 )
@@ -124,11 +123,16 @@ class Engine:
             raise ConfigError(
                 f"params must be SamplingParams; got {type(params).__name__}: SamplingParams(max_tokens=64)."
             )
-        self._check_prompt(prompt_token_ids)
-        self._check_params(params)
+        vocab_size, eos_ids = self.runner.vocab_size, self.tokenizer.eos_ids
+        check_prompt(prompt_token_ids, vocab_size=vocab_size, max_model_len=self.runner.max_model_len)
+        check_tokens(params, vocab_size=vocab_size, eos_ids=eos_ids)
+        if params.grammar is not None and self.verifier.needs_laws:
+            raise ConfigError("a grammar needs the rule coupled, as others would be biased by drafts that it cuts.")
+        if (grammar := self.compiled(params)) is not None:
+            check_grammar(grammar, params, vocab_size=vocab_size, eos_ids=eos_ids)
         if params.step_details and not self.describes_steps:
             raise ConfigError("step_details need LLM(..., step_details=True), whose engine describes its steps.")
-        self._check_drafter(params)
+        check_drafter(params, () if self.drafter is None else self.drafter.members)
 
     def add_request(
         self,
@@ -205,7 +209,7 @@ class Engine:
             self._forget(request)
             return []
         *others, last = cancelled
-        return [*(_delta(sequence, []) for sequence in others), self._last_delta(last, token_ids=[])]
+        return [*(outcome.delta(sequence, []) for sequence in others), self._last_delta(last, token_ids=[])]
 
     def abort_overdue(self) -> list[Delta]:
         """Cancels, between two steps, the requests whose deadline is over; their stop_reason is "deadline"."""
@@ -359,7 +363,7 @@ class Engine:
             if sequence.finish_reason is not None and sequence.request.finished:
                 deltas.append(self._last_delta(sequence, token_ids=token_ids))
             elif sequence.request.stream:
-                deltas.append(_delta(sequence, token_ids))
+                deltas.append(outcome.delta(sequence, token_ids))
         return deltas
 
     def _observe(
@@ -405,60 +409,13 @@ class Engine:
         request = sequence.request
         self._forget(request)
         output = request.output(lossless=self.verifier.lossless, coupled=not self.verifier.needs_laws)
-        return _delta(sequence, token_ids, output=output)
+        return outcome.delta(sequence, token_ids, output=output)
 
     def _forget(self, request: Request) -> None:
         with self._counting:
             del self.requests[request.id]
             self._finished = sum((s.speculation.freeze() for s in request.sequences), self._finished)
         self._with_deadline.pop(request.id, None)
-
-    def _check_prompt(self, prompt_token_ids: list[int] | np.ndarray) -> None:
-        length, limit = len(prompt_token_ids), self.runner.max_model_len
-        if length == 0:
-            raise PromptError("the prompt is empty: give at least one token.")
-        if length >= limit:
-            raise PromptError(
-                f"the prompt has {length} tokens, but a sequence may hold {limit} with at least one of output: "
-                "shorten it, or raise max_model_len or kv_cache_memory if the model allows more."
-            )
-        for token_id in (min(prompt_token_ids), max(prompt_token_ids)):
-            if not 0 <= token_id < self.runner.vocab_size:
-                raise PromptError(f"token id {token_id} is outside the vocabulary of {self.runner.vocab_size}.")
-
-    def _check_params(self, params: SamplingParams) -> None:
-        vocab_size = self.runner.vocab_size
-        for name in ("logit_bias", "banned_token_ids", "stop_token_ids", "allowed_token_ids", "prediction"):
-            for token_id in getattr(params, name) or ():
-                if not 0 <= token_id < vocab_size:
-                    raise ConfigError(f"{name}: token id {token_id} is outside the vocabulary of {vocab_size}.")
-        banned = set(params.banned_token_ids)
-        if params.min_tokens:
-            banned |= {*self.tokenizer.eos_ids, *params.stop_token_ids}
-        allowed = params.allowed_token_ids
-        if len(banned) >= vocab_size if allowed is None else banned.issuperset(allowed):
-            raise ConfigError("allowed_token_ids, banned_token_ids and min_tokens together leave no token to sample.")
-        if params.grammar is not None:
-            self._check_grammar(params)
-
-    def _check_grammar(self, params: SamplingParams) -> None:
-        if self.verifier.needs_laws:
-            raise ConfigError("a grammar needs the rule coupled, as others would be biased by drafts that it cuts.")
-        grammar = self.compiled(params)
-        assert grammar is not None
-        eos_ids, vocab_size = self.tokenizer.eos_ids, self.runner.vocab_size
-        if GrammarState(grammar, params, eos_ids=eos_ids, vocab_size=vocab_size).status != "open":
-            raise ConfigError(
-                "grammar, allowed_token_ids, banned_token_ids and min_tokens together leave no token to begin with."
-            )
-
-    def _check_drafter(self, params: SamplingParams) -> None:
-        names = () if self.drafter is None else self.drafter.members
-        if not any(map(params.drafting.allows, (*names, "none"))):
-            raise ConfigError(
-                f"method {params.drafting.method!r:.100} is no drafter of this engine: take "
-                f"{', '.join(('auto', *names))} or none."
-            )
 
 
 def _successors(passed: Pass) -> list[np.ndarray | None]:
@@ -467,19 +424,3 @@ def _successors(passed: Pass) -> list[np.ndarray | None]:
     if found is None:
         return [None] * len(passed.rows)
     return [found[own.sample] if own.sample.stop > own.sample.start else None for own in passed.rows]
-
-
-def _delta(sequence: Sequence, token_ids: list[int], *, output: RequestOutput | None = None) -> Delta:
-    text = sequence.detokenizer.take() if sequence.detokenizer is not None else ""
-    origins, logprobs = sequence.origins, sequence.logprobs
-    return Delta(
-        sequence.request.id,
-        sequence.index,
-        text,
-        tuple(token_ids),
-        tuple(origins[len(origins) - len(token_ids) :]),
-        output,
-        tuple(logprobs[len(logprobs) - len(token_ids) :]) if sequence.params.logprobs is not None else None,
-        sequence.finish_reason,
-        sequence.stop_reason,
-    )

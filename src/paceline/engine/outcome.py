@@ -8,7 +8,7 @@ from paceline.engine.packing import Rows
 from paceline.engine.request import Sequence
 from paceline.engine.scheduler import ScheduledSequence
 from paceline.sampling.sampler import raw_logprobs
-from paceline.types import Draft, ForwardOutput, Logprobs, TokenLogprob, Verdict
+from paceline.types import Delta, Draft, ForwardOutput, Logprobs, RequestOutput, TokenLogprob, Verdict
 
 
 def extend(
@@ -38,6 +38,23 @@ def extend(
         sequence.logprobs += _logprobs(sequence, emitted[:kept], np.array(row_of_token), output)
     sequence.speculation.count(draft, path[: kept - 1])  # not the step's last token, a node where the output ended
     return emitted[:kept]
+
+
+def delta(sequence: Sequence, token_ids: list[int], *, output: RequestOutput | None = None) -> Delta:
+    """What a step that added these tokens tells a stream; the text is what has become certain since the last one."""
+    text = sequence.detokenizer.take() if sequence.detokenizer is not None else ""
+    origins, logprobs = sequence.origins, sequence.logprobs
+    return Delta(
+        sequence.request.id,
+        sequence.index,
+        text,
+        tuple(token_ids),
+        tuple(origins[len(origins) - len(token_ids) :]),
+        output,
+        tuple(logprobs[len(logprobs) - len(token_ids) :]) if sequence.params.logprobs is not None else None,
+        sequence.finish_reason,
+        sequence.stop_reason,
+    )
 
 
 def note_prompt_logprobs(sequence: Sequence, output: ForwardOutput, rows: Rows) -> None:

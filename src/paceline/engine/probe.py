@@ -11,7 +11,8 @@ from paceline.engine.packing import pack
 from paceline.engine.request import Request
 from paceline.engine.scheduler import ScheduledSequence
 from paceline.errors import CacheError
-from paceline.types import RowSampling, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import RowSampling
 
 
 def last_row(

@@ -9,20 +9,12 @@ import numpy as np
 
 from paceline.engine.detokenizer import Detokenizer
 from paceline.interfaces import Tokenizer
+from paceline.params import SamplingParams
 from paceline.sampling.grammar import CompiledGrammar
 from paceline.sampling.grammar_state import GrammarState
 from paceline.sampling.noise import PhiloxNoise
 from paceline.sampling.processors import PenaltyState, allowed_mask
-from paceline.types import (
-    Completion,
-    Draft,
-    FinishReason,
-    RequestOutput,
-    RequestView,
-    SamplingParams,
-    SpeculationMetrics,
-    TokenLogprob,
-)
+from paceline.types import Completion, Draft, FinishReason, RequestOutput, RequestView, SpeculationMetrics, TokenLogprob
 
 
 class TokenBuffer:

@@ -19,7 +19,8 @@ from paceline.cache.manager import CacheManager
 from paceline.config import SchedulerConfig
 from paceline.engine.request import Sequence
 from paceline.errors import CacheError
-from paceline.types import Draft, RequestView, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import Draft, RequestView
 
 _rank = attrgetter("rank")
 
@@ -34,7 +35,7 @@ class ScheduledSequence:
     draft_limit: int = 0  # nodes that may be drafted on top
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source, destination) blocks to copy before writing
     allowed: np.ndarray | None = None  # [1 + nodes, ceil(V/8)] uint8, bit masks of its rows, if it has a grammar
-    _view: RequestView | None = None
+    _view: RequestView | None = field(default=None, init=False)
 
     def view(self, cache: CacheManager) -> RequestView:
         """What a drafter may know of the sequence, as it was before the step."""

@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Sequence
 
 from paceline.errors import PacelineWarning
-from paceline.types import PREDICTION, Draft, Verdict
+from paceline.params import PREDICTION
+from paceline.types import Draft, Verdict
 
 _NUM_STEPS = 32
 _LEAST_RATE = 0.02

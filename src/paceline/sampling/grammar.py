@@ -14,9 +14,9 @@ import numpy as np
 
 from paceline.errors import ConfigError, MissingDependencyError, PacelineError
 from paceline.interfaces import Tokenizer
+from paceline.params import Grammar
 from paceline.sampling.marker import Marker
 from paceline.sampling.processors import token_mask
-from paceline.types import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -6,9 +6,10 @@ from typing import Literal
 
 import numpy as np
 
+from paceline.params import SamplingParams
 from paceline.sampling.grammar import CompiledGrammar
 from paceline.sampling.processors import allowed_mask, token_mask
-from paceline.types import Draft, SamplingParams
+from paceline.types import Draft
 
 Status = Literal["open", "complete", "stuck"]
 

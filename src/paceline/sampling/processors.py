@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.types import Adjustments, Draft, RowSampling, SamplingParams
+from paceline.params import SamplingParams
+from paceline.types import Adjustments, Draft, RowSampling
 
 
 class RowAdjustments(NamedTuple):

@@ -7,7 +7,7 @@ import re
 import secrets
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from paceline.serve.tags import split_at
 
@@ -35,7 +35,7 @@ class CallParser:
 
     def __init__(self, names: Set[str]) -> None:
         self._names = names
-        self._state = "text"  # text, call (its name is not known yet), arguments, end (after the arguments)
+        self._state: Literal["text", "call", "arguments", "end"] = "text"  # call: no name yet; end: closes one
         self._buffer = ""
         self._tagged = False  # the call stands between tags
         self._fresh = True  # nothing but white space since the start, or since a call
@@ -47,7 +47,7 @@ class CallParser:
         self._buffer += text
         content: list[str] = []
         calls: list[CallPiece] = []
-        while getattr(self, f"_{self._state}")(content, calls):
+        while self._advance(content, calls):
             pass
         return "".join(content), calls
 
@@ -60,6 +60,18 @@ class CallParser:
             whole = self._whole(held)
             return ("", [whole]) if whole is not None else ((OPEN if self._tagged else "") + held, [])
         return "", []
+
+    def _advance(self, content: list[str], calls: list[CallPiece]) -> bool:
+        """Takes what the state can take off the buffer. False = it waits for more."""
+        match self._state:
+            case "text":
+                return self._text(content, calls)
+            case "call":
+                return self._call(content, calls)
+            case "arguments":
+                return self._arguments(calls)
+            case "end":
+                return self._end()
 
     def _text(self, content: list[str], calls: list[CallPiece]) -> bool:
         if self._fresh and self._buffer.lstrip().startswith("{"):
@@ -106,7 +118,7 @@ class CallParser:
         self._state, self._buffer, self._fresh = "text", self._buffer[rest:], whole is not None
         return True
 
-    def _arguments(self, content: list[str], calls: list[CallPiece]) -> bool:
+    def _arguments(self, calls: list[CallPiece]) -> bool:
         end = self._span.end(self._buffer)
         piece = self._buffer if end < 0 else self._buffer[:end]
         if piece:
@@ -117,7 +129,7 @@ class CallParser:
             self._state = "end"
         return end >= 0
 
-    def _end(self, content: list[str], calls: list[CallPiece]) -> bool:
+    def _end(self) -> bool:
         _, rest, found = split_at(self._buffer, CLOSE if self._tagged else "}")
         self._buffer = rest
         if found:

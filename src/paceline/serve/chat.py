@@ -13,6 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
 from paceline.engine.request_stream import RequestStream
+from paceline.params import SamplingParams
 from paceline.serve import conversation
 from paceline.serve.answer import AnswerFormat, message
 from paceline.serve.constraints import call_grammar
@@ -26,7 +27,7 @@ from paceline.serve.record import RequestRecord, record_of
 from paceline.serve.service import Service, service_of
 from paceline.serve.streaming import EventStream
 from paceline.serve.usage import usage
-from paceline.types import Completion, RequestOutput, SamplingParams
+from paceline.types import Completion, RequestOutput
 
 router = APIRouter()
 

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.params import Grammar
 from paceline.serve.errors import bad_field
 from paceline.serve.protocol import FunctionDefinition, Generation
-from paceline.types import Grammar
 
 _ONE_LINE = {"whitespace_pattern": "", "item_separator": ", ", "key_separator": ": "}  # as models write calls
 _GUIDES = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
@@ -72,7 +72,7 @@ def _schema(value: dict[str, Any] | str) -> dict[str, Any]:
     try:
         schema = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise bad_field("guided_json", f"not valid JSON ({error}).") from error
+        raise bad_field("guided_json", f"not valid JSON ({error}): send a schema, or its text.") from error
     if not isinstance(schema, dict):
-        raise bad_field("guided_json", "a schema must be a JSON object.")
+        raise bad_field("guided_json", 'a schema must be a JSON object; send one such as {"type": "object"}.')
     return schema

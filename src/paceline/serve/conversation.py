@@ -96,7 +96,9 @@ def _arguments(call: Any) -> Any:
     try:
         return json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError) as error:
-        raise bad_field("messages", f"the arguments of a tool call are not JSON ({error}).") from error
+        raise bad_field(
+            "messages", f"the arguments of a tool call are not JSON ({error}): send them back as they came."
+        ) from error
 
 
 def _as_text(turns: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:

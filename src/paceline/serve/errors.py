@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -61,8 +60,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFullError):
-        seconds = str(math.ceil(error.retry_after_seconds))
-        return ApiError(429, str(error), code="queue_full", headers={"Retry-After": seconds})
+        return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after_seconds)})
     if isinstance(error, (ConfigError, PromptError)):
         first = re.match(r"\w+", str(error))
         return ApiError(400, str(error), param=None if first is None else _FIELDS.get(first[0]))

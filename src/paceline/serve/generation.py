@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from paceline.engine.request_stream import RequestStream
+from paceline.params import SamplingParams
 from paceline.serve.service import Service
-from paceline.types import Delta, RequestOutput, SamplingParams
+from paceline.types import Delta, RequestOutput
 
 Prompt = tuple[list[int], str | None]  # token ids, and the text that they are of
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from paceline.errors import PromptError
 from paceline.interfaces import Tokenizer
+from paceline.params import Grammar, RequestSpeculation, SamplingParams
 from paceline.serve.constraints import grammar_of
 from paceline.serve.errors import bad_field
 from paceline.serve.protocol import ChatRequest, CompletionRequest, Generation, Prediction
-from paceline.types import Grammar, RequestSpeculation, SamplingParams
 
 _SAME = (  # fields that SamplingParams knows under the same name, with the same default
     "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "n", "min_tokens", "ignore_eos",
@@ -74,7 +74,7 @@ def _params(request: Generation, **more: Any) -> SamplingParams:
 def _logit_bias(bias: dict[str, float]) -> dict[int, float]:
     for token_id in bias:
         if not (token_id.isascii() and token_id.isdecimal() and len(token_id) < 10):
-            raise bad_field("logit_bias", f"its names must be token ids; got {token_id!r:.40}.")
+            raise bad_field("logit_bias", f"its names must be token ids; got {token_id!r:.40}: /tokenize tells them.")
     return {int(token_id): value for token_id, value in bias.items()}
 
 
@@ -90,5 +90,5 @@ def text_of(parts: list[dict[str, Any]], field: str) -> str:
     """The text of content parts, one after another."""
     for part in parts:
         if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise bad_field(field, f"parts of the type text only; got {part!r:.80}.")
+            raise bad_field(field, f"parts of the type text only; got {part!r:.80}: drop the others.")
     return "".join(part["text"] for part in parts)

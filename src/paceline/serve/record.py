@@ -31,7 +31,7 @@ class RequestRecord:
         return time.perf_counter() - self.started_at
 
     def note(self, outputs: list[RequestOutput]) -> None:
-        """The request's outputs, once they are all there."""
+        """The outputs that are there so far; called again, all of them."""
         self.num_prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
         self.num_output_tokens = num_output_tokens(outputs)
         self.acceptance_length = total(outputs).acceptance_length

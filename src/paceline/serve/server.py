@@ -25,11 +25,11 @@ class Server(uvicorn.Server):
     A second signal ends it at once.
     """
 
-    def __init__(self, app: FastAPI, *, log_level: str = "warning") -> None:
+    def __init__(self, app: FastAPI) -> None:
         self._service = app.state.service
         config = uvicorn.Config(
             app,
-            log_level=log_level,
+            log_level="warning",
             access_log=False,  # the app logs each request itself, with its tokens
             timeout_graceful_shutdown=int(self._service.settings.drain_seconds + _GRACE_SECONDS),
         )

@@ -33,9 +33,13 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         at_least("max_waiting", self.max_waiting, 1, example=256)
-        for name in ("request_seconds", "drain_seconds", "body_seconds", "write_seconds"):
+        if self.request_seconds is not None and not 0 < self.request_seconds < 1e9:
+            raise ConfigError(
+                f"request_seconds must be a number of seconds above 0, or None; got {self.request_seconds!r}: try 60."
+            )
+        for name in ("drain_seconds", "body_seconds", "write_seconds"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < 1e9:
+            if not 0 <= value < 1e9:
                 raise ConfigError(f"{name} must be a number of seconds, 0 or more; got {value!r}: try 60.")
 
 

@@ -30,7 +30,9 @@ async def model(name: str, service: Annotated[Service, Depends(service_of)]) -> 
 async def health(service: Annotated[Service, Depends(service_of)]) -> dict[str, str]:
     """200 while requests are taken, 503 while the server shuts down, and once its engine has failed."""
     if not service.engine.alive:
-        raise ApiError(503, "the engine takes no requests.", code="engine_closed")
+        raise ApiError(
+            503, "the engine takes no requests, for it shuts down or has failed: ask another one.", code="engine_closed"
+        )
     return {"status": "ok"}
 
 

@@ -35,7 +35,7 @@ async def detokenize(body: DetokenizeRequest, service: Annotated[Service, Depend
     service.check_model(body.model)
     beyond = next((token_id for token_id in body.tokens if token_id >= service.vocab_size), None)
     if beyond is not None:
-        raise bad_field("tokens", f"token id {beyond} is outside the vocabulary of {service.vocab_size}.")
+        raise bad_field("tokens", f"token id {beyond} is outside the vocabulary of {service.vocab_size}: drop it.")
     decode = partial(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
     return {"prompt": await run_in_threadpool(decode)}
 
