@@ -58,9 +58,10 @@ def render(results: dict[str, Any]) -> str:
     first = next(iter(runs.values()))
     categories = list(first[0]["by_category"])
     categories = categories if len(categories) > 1 else []  # a single one is all
-    count = min(len(own) for own in runs.values())
+    counts = sorted({len(own) for own in runs.values()})
     copying = first[0]["copying"] is not None
-    measured = "single runs" if count == 1 else f"medians of {count} interleaved runs, range in brackets"
+    repeats = " or ".join(map(str, counts))
+    measured = "single runs" if counts == [1] else f"medians of {repeats} interleaved runs, range in brackets"
     headings = ["tokens a pass", "ids as plain", "all", *([" and ".join(COPYING)] if copying else []), *categories]
     lines = [
         f"{results['model'].split(';')[0]}: decoding against plain decoding in the same process, greedy, "
