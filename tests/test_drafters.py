@@ -90,7 +90,7 @@ def create(method: str, **options: Any) -> Drafter | None:
         progress=False,
     )
     assert drafter is None or isinstance(drafter, PredictionDrafter)
-    return None if drafter is None else drafter.other
+    return None if drafter is None else drafter.drafter
 
 
 def test_built_in_methods() -> None:

@@ -2,6 +2,7 @@
 
     PacelineError
     ├── ConfigError             a value in a config, in SamplingParams or on the command line (also a ValueError)
+    │   └── GrammarError            a grammar that cannot be used
     ├── PromptError             a prompt that cannot be run: empty, or beyond the context (also a ValueError)
     ├── ModelError              a model that cannot be had or read
     │   ├── UnknownModelError       no such name, folder or file
@@ -30,6 +31,10 @@ class PacelineError(Exception):
 
 class ConfigError(PacelineError, ValueError):
     """A value that breaks a rule of a config, of SamplingParams or of the command line."""
+
+
+class GrammarError(ConfigError):
+    """A grammar that cannot be used: malformed, without any text, or at odds with the model or other parameters."""
 
 
 class PromptError(PacelineError, ValueError):

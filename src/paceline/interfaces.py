@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.types import Draft, ForwardBatch, ForwardOutput, RequestView, RowSampling, Verdict
+from paceline.types import Draft, ForwardBatch, ForwardOutput, Observation, RequestView, RowSampling, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Drafter(Protocol):
     (docs/drafters.md).
     """
 
-    name: str  # in metrics and messages
+    name: str = ""  # in metrics and messages; every drafter has one
     hidden_layers: tuple[int | str, ...] = ()  # layers of the target whose hidden states `observe` wants
     note: str = ""  # what people should know of it, for the model card
     num_successors: int = 0  # best next tokens of each sampled row that `observe` wants
@@ -136,24 +136,8 @@ class Drafter(Protocol):
         """
         ...
 
-    def observe(
-        self,
-        views: Sequence[RequestView],
-        drafts: Sequence[Draft | None],
-        verdicts: Sequence[Verdict | None],
-        *,
-        hidden: Mapping[int | str, Any],
-        starts: np.ndarray,
-        successors: Sequence[np.ndarray | None],
-    ) -> None:
-        """Told of each step: views as they were before it, their drafts, and what became of these. A hybrid's members
-        are told of its draft, in which `proposers` names theirs.
-
-        hidden maps each layer of `hidden_layers` to [T, d], the runner's own array type; view i owns the rows
-        starts[i]:starts[i+1], its pending tokens and then its nodes. successors holds, for each view, [1+N, k] int32,
-        the `num_successors` ids of the largest raw logits, best first: row 0 of what follows the root, row j + 1 of
-        what follows node j, accepted or not. It is None where nothing was sampled, and where none are wanted.
-        """
+    def observe(self, step: Observation) -> None:
+        """Told of each step. A hybrid's members are told of its draft, in which `proposers` names theirs."""
 
     def release(self, request_id: str) -> None:
         """The request is over or preempted, or this drafter failed in its step: forget what was kept for it."""
@@ -181,8 +165,6 @@ class Controller(Protocol):
         """Nodes for each request, at most its limit; 0 = decode plainly."""
         ...
 
-    def observe(
-        self, views: Sequence[RequestView], drafts: Sequence[Draft | None], verdicts: Sequence[Verdict | None]
-    ) -> None:
-        """Told what became of each draft."""
+    def observe(self, step: Observation) -> None:
+        """Told of each step."""
         ...

@@ -217,6 +217,28 @@ class RequestView:
 
 
 @dataclass(frozen=True, slots=True)
+class Observation:
+    """What a step made of B requests, as drafters and controllers are told it."""
+
+    views: Sequence[RequestView]  # as they were before the step
+    drafts: Sequence[Draft | None]
+    verdicts: Sequence[Verdict | None]  # None: nothing was sampled, as its prompt is not through
+    hidden: Mapping[int | str, Any]  # of each layer that the drafter wants [T, d], the runner's own array type
+    starts: np.ndarray  # [B+1]; request i owns rows starts[i]:starts[i+1] of hidden: pending tokens, then nodes
+    # For each request the ids of the largest raw logits [1+N, k] int32, best first: row 0 of what follows the root,
+    # row j + 1 of what follows node j, accepted or not. None where nothing was sampled, or where none are wanted.
+    successors: Sequence[np.ndarray | None]
+
+    def emitted(self, index: int) -> list[int]:
+        """The tokens that the step gave request `index`, accepted ones and the final one."""
+        draft, verdict = self.drafts[index], self.verdicts[index]
+        if verdict is None:
+            return []
+        accepted = [] if draft is None else draft.token_ids[list(verdict.path)].tolist()
+        return [*accepted, verdict.final_token]
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Raw log-probability of one token of a prompt or an output."""
 

@@ -107,10 +107,10 @@ def test_a_drafter_gets_the_hidden_states_that_it_wants():
     class Learned(ScriptedDrafter):
         hidden_layers = (0, "final")
 
-        def observe(self, views, drafts, verdicts, *, hidden, starts, successors):
-            assert set(hidden) == set(self.hidden_layers)
-            assert starts.tolist() == [0, len(hidden[0])] == [0, 1]
-            assert (len(views[0].token_ids), views[0].num_computed) == (40, 39)
+        def observe(self, step):
+            assert set(step.hidden) == set(self.hidden_layers)
+            assert step.starts.tolist() == [0, len(step.hidden[0])] == [0, 1]
+            assert (len(step.views[0].token_ids), step.views[0].num_computed) == (40, 39)
 
     run(Seen(), drafter=Learned(lambda view: [1]), draft_tokens=[1])
 

@@ -15,7 +15,7 @@ from paceline.draft.hybrid import HybridDrafter, TrackRecord
 from paceline.draft.ngram import NgramDrafter
 from paceline.errors import ConfigError, DraftMismatchError
 from paceline.testing import ScriptedDrafter
-from paceline.types import Draft, DraftLaw, RequestView, Verdict
+from paceline.types import Draft, DraftLaw, Observation, RequestView, Verdict
 from toy_engine import PROMPT, TOKENIZER, make_engine, oracle, run
 
 V = TOKENIZER.vocab_size
@@ -32,8 +32,8 @@ class Scripted(ScriptedDrafter):
         self.told: list[tuple] = []
         self.released: list[str] = []
 
-    def observe(self, views, drafts, verdicts, *, hidden, starts, successors) -> None:
-        self.told.append((drafts, verdicts, hidden, starts, successors))
+    def observe(self, step: Observation) -> None:
+        self.told.append((step.drafts, step.verdicts, step.hidden, step.starts, step.successors))
 
     def release(self, request_id: str) -> None:
         self.released.append(request_id)
@@ -164,7 +164,7 @@ def observe(hybrid: HybridDrafter, draft: Draft | None, emitted: Sequence[int]) 
         if list(name) == list(emitted[: len(name)]) and len(name) < len(emitted):
             path.append(node)
     verdict = Verdict(tuple(path), emitted[len(path)], "recovered")
-    hybrid.observe([view()], [draft], [verdict], hidden={}, starts=np.array([0, 1]), successors=[None])
+    hybrid.observe(Observation([view()], [draft], [verdict], {}, np.array([0, 1]), [None]))
 
 
 def test_a_drafter_that_earns_more_gets_more_and_can_win_it_back() -> None:
@@ -220,7 +220,7 @@ def test_members_are_told_of_the_merged_draft_with_what_they_wanted() -> None:
     drafts = hybrid.propose(views, [4, 4])
     verdicts = [Verdict((0,), 3, "recovered"), Verdict((), 4, "recovered")]
     starts, rows = np.array([0, 3, 4]), np.arange(9).reshape(3, 3)
-    hybrid.observe(views, [drafts[0], None], verdicts, hidden={1: 0}, starts=starts, successors=[rows, None])
+    hybrid.observe(Observation(views, [drafts[0], None], verdicts, {1: 0}, starts, [rows, None]))
     for member, wanted in ((one, 2), (two, 3)):
         [(told, *rest, successors)] = member.told
         assert told[0] is drafts[0]

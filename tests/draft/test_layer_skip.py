@@ -234,7 +234,7 @@ def test_layers_are_the_tuned_ones_or_else_the_default(tiny_llama: Path, monkeyp
     def layers(**options) -> tuple[int, ...]:
         drafter = LLM(tiny_llama, config=config, speculation={"method": "layer_skip", **options}).engine.drafter
         assert isinstance(drafter, PredictionDrafter)
-        subject = drafter.other
+        subject = drafter.drafter
         assert isinstance(subject, LayerSkipDrafter)
         return subject.layers
 

@@ -13,6 +13,7 @@ from paceline.draft.plug_in import PlugInDrafter
 from paceline.errors import PlugInError
 from paceline.interfaces import Drafter
 from paceline.params import SamplingParams
+from paceline.types import Observation
 from toy_engine import PROMPT, make_engine, run
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -41,8 +42,9 @@ class Failing(Drafter):
         self._called("propose")
         return [None for _ in views]
 
-    def observe(self, views, drafts, verdicts, *, hidden, starts, successors) -> None:
-        assert successors[-1] is None or successors[-1].shape[1] == 2
+    def observe(self, step: Observation) -> None:
+        last = step.successors[-1]
+        assert last is None or last.shape[1] == 2
         self._called("observe")
 
     def release(self, request_id: str) -> None:
@@ -104,7 +106,7 @@ class A(Drafter):
         {body("__init__")}
     def propose(self, views, budgets):
         {body("propose", "return [None for _ in views]")}
-    def observe(self, *args, **told):
+    def observe(self, step):
         {body("observe")}
 """)
     monkeypatch.syspath_prepend(str(tmp_path))

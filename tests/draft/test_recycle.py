@@ -17,7 +17,7 @@ from paceline.engine.engine import Engine
 from paceline.errors import ConfigError
 from paceline.params import SamplingParams
 from paceline.testing import CharTokenizer
-from paceline.types import Draft, RequestView, Verdict
+from paceline.types import Draft, Observation, RequestView, Verdict
 from toy_engine import PROMPT, TOKENIZER, make_engine, run
 
 V = 12
@@ -41,7 +41,7 @@ def observe(
     successors: Sequence[Sequence[int]] | None,
 ) -> None:
     rows = None if successors is None else np.array(successors, dtype=np.int32)
-    drafter.observe([seen], [draft], [verdict], hidden={}, starts=np.array([0, 1]), successors=[rows])
+    drafter.observe(Observation([seen], [draft], [verdict], {}, np.array([0, 1]), [rows]))
 
 
 def best_first(start: int, *, skip: int = -1) -> list[int]:
@@ -66,10 +66,7 @@ def learned(seed: int, *, num_rows: int = 40, **options: Any) -> RecycleDrafter:
         text = rng.integers(0, V - 2, 2)
         row = rng.permutation(V)[: drafter.num_successors]
         final = row[0] if rng.random() < 0.6 else row[1]
-        drafter.observe(
-            [view(text)], [None], [Verdict((), int(final), "bonus")],
-            hidden={}, starts=np.array([0, 1]), successors=[row[None].astype(np.int32)],
-        )  # fmt: skip
+        observe(drafter, view(text), None, Verdict((), int(final), "bonus"), [row])
     return drafter
 
 

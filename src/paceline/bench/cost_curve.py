@@ -12,7 +12,7 @@ from paceline.bench.passes import chain_pass, fill_context, greedy
 from paceline.errors import ConfigError
 from paceline.interfaces import Drafter, Runner
 from paceline.params import SamplingParams
-from paceline.types import RequestView
+from paceline.types import Observation, RequestView
 
 _REQUEST = "profile"
 _PERIOD = 64  # the context repeats itself, so that prompt lookup finds something
@@ -133,7 +133,7 @@ def _tell(drafter: Drafter, token_ids: np.ndarray, *, runner: Runner) -> Request
     )
     last = chain_pass(token_ids[-1:], context=known - 1, block_size=runner.kv.block_size, all_rows=False)
     hidden = runner.forward(replace(last, hidden_layers=drafter.hidden_layers)).hidden
-    drafter.observe([view], [None], [None], hidden=hidden, starts=last.query_starts, successors=[None])
+    drafter.observe(Observation([view], [None], [None], hidden, last.query_starts, successors=[None]))
     return view
 
 

@@ -81,8 +81,8 @@ def serve(
         model_names=tuple(served_model_name or (model,)),
         api_key=api_key,
         max_waiting=max_waiting,
-        request_seconds=request_timeout,
-        drain_seconds=drain_timeout,
+        request_timeout=request_timeout,
+        drain_timeout=drain_timeout,
         max_body_bytes=options.parse_bytes(max_body_size, option="--max-body-size"),
         log_requests=log_requests,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.types import Draft, RequestView, Verdict
+from paceline.types import Observation, RequestView
 
 
 class FixedLength:
@@ -16,7 +16,5 @@ class FixedLength:
     def plan(self, views: Sequence[RequestView], limits: Sequence[int]) -> list[int]:
         return [min(limit, self._num_speculative_tokens) for limit in limits]
 
-    def observe(
-        self, views: Sequence[RequestView], drafts: Sequence[Draft | None], verdicts: Sequence[Verdict | None]
-    ) -> None:
+    def observe(self, step: Observation) -> None:
         """A fixed length learns nothing."""

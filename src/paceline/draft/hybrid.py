@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from paceline.draft.check import check_draft, check_list
 from paceline.errors import DraftMismatchError
 from paceline.interfaces import Drafter
-from paceline.types import Draft, RequestView, Verdict
+from paceline.types import Draft, Observation, RequestView
 
 _CLAIM = 0.5  # confidence of a node whose drafter gives none
 _PRIOR = 4.0  # nodes' worth of trust in what a drafter claims, before anything is known of it
@@ -53,29 +53,17 @@ class HybridDrafter(Drafter):
         self._proposed = {view.request_id: [own[i] for own in proposals] for i, view in enumerate(views)}
         return [self._merge(self._proposed[v.request_id], budget) for v, budget in zip(views, budgets, strict=True)]
 
-    def observe(
-        self,
-        views: Sequence[RequestView],
-        drafts: Sequence[Draft | None],
-        verdicts: Sequence[Verdict | None],
-        *,
-        hidden: Mapping[int | str, Any],
-        starts: np.ndarray,
-        successors: Sequence[np.ndarray | None],
-    ) -> None:
-        for view, draft, verdict in zip(views, drafts, verdicts, strict=True):
-            proposed = self._proposed.get(view.request_id)
-            if proposed is None or verdict is None:
-                continue
-            accepted = [] if draft is None else draft.token_ids[list(verdict.path)].tolist()
-            for record, own in zip(self._records, proposed, strict=True):
-                if own is not None:
-                    record.note(own, [*accepted, verdict.final_token])
+    def observe(self, step: Observation) -> None:
+        for i, view in enumerate(step.views):
+            emitted = step.emitted(i)
+            for record, own in zip(self._records, self._proposed.get(view.request_id, ()), strict=False):
+                if own is not None and emitted:
+                    record.note(own, emitted)
         self._proposed = {}
         for drafter in self._drafters:
             wanted = drafter.num_successors
-            cut = [None if rows is None or not wanted else rows[:, :wanted] for rows in successors]
-            drafter.observe(views, drafts, verdicts, hidden=hidden, starts=starts, successors=cut)
+            cut = [None if rows is None or not wanted else rows[:, :wanted] for rows in step.successors]
+            drafter.observe(replace(step, successors=cut))
 
     def release(self, request_id: str) -> None:
         for drafter in self._drafters:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
+from paceline.draft.wrapper import DrafterWrapper
 from paceline.errors import PlugInError
 from paceline.interfaces import Drafter
-from paceline.types import Draft, RequestView, Verdict
+from paceline.types import Draft, Observation, RequestView
 
 
-class PlugInDrafter(Drafter):
+class PlugInDrafter(DrafterWrapper):
     """Passes everything on to a plug-in's drafter; what that declares is read once.
 
     method: its name in the settings. Raises PlugInError, here and later, for any exception of the plug-in's code, an
@@ -19,40 +19,30 @@ class PlugInDrafter(Drafter):
     """
 
     def __init__(self, drafter: Drafter, *, method: str) -> None:
-        self.drafter = drafter
         self._method = method
         with self._blamed("in what it declares"):
-            self.name = getattr(drafter, "name", "")
-            self.hidden_layers = drafter.hidden_layers
-            self.note = drafter.note
-            self.num_successors = drafter.num_successors
+            super().__init__(drafter)
 
     @property
     def members(self) -> tuple[str, ...]:
         with self._blamed("in what it declares"):
-            return tuple(self.drafter.members)
+            return tuple(super().members)
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         with self._blamed("in propose"):
-            return self.drafter.propose(views, budgets)
+            return super().propose(views, budgets)
 
-    def observe(
-        self,
-        views: Sequence[RequestView],
-        drafts: Sequence[Draft | None],
-        verdicts: Sequence[Verdict | None],
-        **told: Any,
-    ) -> None:
+    def observe(self, step: Observation) -> None:
         with self._blamed("in observe"):
-            self.drafter.observe(views, drafts, verdicts, **told)
+            super().observe(step)
 
     def release(self, request_id: str) -> None:
         with self._blamed("in release"):
-            self.drafter.release(request_id)
+            super().release(request_id)
 
     def close(self) -> None:
         with self._blamed("in close"):
-            self.drafter.close()
+            super().close()
 
     @contextmanager
     def _blamed(self, where: str) -> Iterator[None]:

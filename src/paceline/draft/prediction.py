@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from paceline.draft.alignment import Alignment
 from paceline.draft.check import check_list
+from paceline.draft.wrapper import DrafterWrapper
 from paceline.interfaces import Drafter
 from paceline.params import PREDICTION
-from paceline.types import Draft, RequestView, Verdict
+from paceline.types import Draft, RequestView
 
 _LEAST_REACH = 0.25  # of a node to be drafted: a quarter to a seventh are worth the same
 
 
-class PredictionDrafter(Drafter):
+class PredictionDrafter(DrafterWrapper):
     """Drafts what comes next in a request's prediction; where that is not known, and for others, asks another drafter.
 
     A chain along the prediction (Alignment) is longer the longer it has been right: n tokens that were as expected give
@@ -27,49 +27,30 @@ class PredictionDrafter(Drafter):
     """
 
     def __init__(self, other: Drafter, *, max_draft_tokens: int) -> None:
-        self.name = other.name
-        self.note = other.note
-        self.hidden_layers = other.hidden_layers
-        self.num_successors = other.num_successors
-        self.other = other
+        super().__init__(other)
         self._max_draft_tokens = max_draft_tokens
         self._alignments: dict[str, Alignment] = {}
 
     @property
     def members(self) -> tuple[str, ...]:
-        return (*self.other.members, PREDICTION)
+        return (*super().members, PREDICTION)
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         if not any(view.params.prediction for view in views):
-            return self.other.propose(views, budgets)
+            return super().propose(views, budgets)
         drafts = [self._draft(view, budget) for view, budget in zip(views, budgets, strict=True)]
         left = [i for i, view in enumerate(views) if drafts[i] is None and view.params.drafting.method != PREDICTION]
         if left:
             nodes = [min(budgets[i], self._max_draft_tokens) for i in left]
-            proposals = self.other.propose([views[i] for i in left], nodes)
+            proposals = super().propose([views[i] for i in left], nodes)
             check_list(proposals, drafter=self.name, count=len(left))
             for i, draft in zip(left, proposals, strict=True):
                 drafts[i] = draft
         return drafts
 
-    def observe(
-        self,
-        views: Sequence[RequestView],
-        drafts: Sequence[Draft | None],
-        verdicts: Sequence[Verdict | None],
-        *,
-        hidden: Mapping[int | str, Any],
-        starts: np.ndarray,
-        successors: Sequence[np.ndarray | None],
-    ) -> None:
-        self.other.observe(views, drafts, verdicts, hidden=hidden, starts=starts, successors=successors)
-
     def release(self, request_id: str) -> None:
         self._alignments.pop(request_id, None)
-        self.other.release(request_id)
-
-    def close(self) -> None:
-        self.other.close()
+        super().release(request_id)
 
     def _draft(self, view: RequestView, budget: int) -> Draft | None:
         if not view.params.prediction:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from paceline.draft.successors import SuccessorTable, can_save
 from paceline.errors import ConfigError
 from paceline.interfaces import Drafter
-from paceline.types import Draft, RequestView, Verdict
+from paceline.types import Draft, Observation, RequestView
 
 _Candidate = tuple[float, int, int, float, list[int], list[float], int]
 
@@ -63,21 +62,12 @@ class RecycleDrafter(Drafter):
         rates = self._table.rates().tolist()
         return [self._grow(*_last_two(v.token_ids), budget, rates) for v, budget in zip(views, budgets, strict=True)]
 
-    def observe(
-        self,
-        views: Sequence[RequestView],
-        drafts: Sequence[Draft | None],
-        verdicts: Sequence[Verdict | None],
-        *,
-        hidden: Mapping[int | str, Any],
-        starts: np.ndarray,
-        successors: Sequence[np.ndarray | None],
-    ) -> None:
-        for view in views:
+    def observe(self, step: Observation) -> None:
+        for view in step.views:
             if view.request_id not in self._read and view.params.speculates:
                 self._read.add(view.request_id)
                 self._table.read_text(view.token_ids)
-        self._learn(views, drafts, verdicts, successors)
+        self._learn(step)
 
     def release(self, request_id: str) -> None:
         self._read.discard(request_id)
@@ -117,18 +107,12 @@ class RecycleDrafter(Drafter):
             source=self.name,
         )
 
-    def _learn(
-        self,
-        views: Sequence[RequestView],
-        drafts: Sequence[Draft | None],
-        verdicts: Sequence[Verdict | None],
-        successors: Sequence[np.ndarray | None],
-    ) -> None:
+    def _learn(self, step: Observation) -> None:
         before: list[int] = []
         tokens: list[int] = []
         kept: list[int] = []  # rows of roots and accepted nodes
         said: list[np.ndarray] = []
-        for view, draft, verdict, own in zip(views, drafts, verdicts, successors, strict=True):
+        for view, draft, verdict, own in zip(step.views, step.drafts, step.verdicts, step.successors, strict=True):
             if verdict is None or own is None or not view.params.speculates:
                 continue
             first, (previous, root) = len(tokens), _last_two(view.token_ids)

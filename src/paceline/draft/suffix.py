@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.draft.automaton import ROOT, SEPARATOR, SuffixAutomaton
 from paceline.draft.suffix_store import SuffixStore
 from paceline.interfaces import Drafter
-from paceline.types import Draft, RequestView, Verdict
+from paceline.types import Draft, Observation, RequestView
 
 MAX_LENGTH = 32  # tokens of the longest string that is counted, the guessed one included
 _MAX_SUFFIXES = 2  # lengths tried in each automaton: a third gained nothing
@@ -73,25 +73,14 @@ class SuffixDrafter(Drafter):
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         return [self._draft(self._follow(view), budget) for view, budget in zip(views, budgets, strict=True)]
 
-    def observe(
-        self,
-        views: Sequence[RequestView],
-        drafts: Sequence[Draft | None],
-        verdicts: Sequence[Verdict | None],
-        *,
-        hidden: Mapping[int | str, Any],
-        starts: np.ndarray,
-        successors: Sequence[np.ndarray | None],
-    ) -> None:
+    def observe(self, step: Observation) -> None:
         """Notes the step's tokens for the store: there is no view of a request after its last step."""
         if self.store is None:
             return
-        for view, draft, verdict in zip(views, drafts, verdicts, strict=True):
+        for i, view in enumerate(step.views):
             text = self._texts.get(view.request_id)
-            if text is None or verdict is None or len(text.token_ids) != len(view.token_ids):
-                continue
-            accepted = [] if draft is None else draft.token_ids[list(verdict.path)].tolist()
-            text.extend([*accepted, verdict.final_token])
+            if text is not None and len(text.token_ids) == len(view.token_ids):
+                text.extend(step.emitted(i))
 
     def release(self, request_id: str) -> None:
         text = self._texts.pop(request_id, None)

@@ -13,7 +13,6 @@ from queue import Empty, SimpleQueue
 
 from paceline.config import at_least
 from paceline.engine.engine import Engine
-from paceline.engine.guarded_drafter import GuardedDrafter
 from paceline.engine.request_stream import RequestStream
 from paceline.engine.stats import EngineStats, FinishedRequest
 from paceline.errors import ConfigError, EngineClosedError, EngineStepError, QueueFullError
@@ -42,11 +41,6 @@ class AsyncEngine:
         self._engine = engine
         self._max_waiting = max_waiting
         self._observer = observer
-        self._guard: GuardedDrafter | None = None  # the engine's drafter while the thread runs
-        if engine.drafter is not None:
-            self._guard = GuardedDrafter(
-                engine.drafter, vocab_size=engine.runner.vocab_size, chains_only=engine.verifier.chains_only
-            )
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         # To the thread: each command returns the deltas that it causes
         self._commands: SimpleQueue[Callable[[], list[Delta]]] = SimpleQueue()
@@ -139,7 +133,7 @@ class AsyncEngine:
             num_prefix_cache_hits=scheduler.num_prefix_hits,
             num_preemptions=scheduler.num_preemptions,
             finished=dict(self._finished),
-            num_drafter_errors=0 if self._guard is None else self._guard.num_errors,
+            num_drafter_errors=0 if engine.drafting is None else engine.drafting.num_errors,
             speculation=engine.metrics,
         )
 
@@ -221,7 +215,9 @@ class AsyncEngine:
 
     def _run(self) -> None:
         engine = self._engine
-        drafter, engine.drafter = engine.drafter, self._guard
+        drafting = engine.drafting
+        if drafting is not None:
+            drafting.skip_errors = True
         try:
             while self._step():
                 pass
@@ -233,7 +229,8 @@ class AsyncEngine:
                 engine.discard(request_id)
             raise
         finally:
-            engine.drafter = drafter
+            if drafting is not None:
+                drafting.skip_errors = False
 
     def _step(self) -> bool:
         """Obeys the commands, sleeping while there is nothing to do, and makes a step. False = closed."""

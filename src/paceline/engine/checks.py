@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.errors import ConfigError, PromptError
+from paceline.errors import ConfigError, GrammarError, PromptError
 from paceline.params import SamplingParams
 from paceline.sampling.grammar import CompiledGrammar
 from paceline.sampling.grammar_state import GrammarState
@@ -51,9 +51,9 @@ def check_tokens(params: SamplingParams, *, vocab_size: int, eos_ids: frozenset[
 def check_grammar(
     grammar: CompiledGrammar, params: SamplingParams, *, vocab_size: int, eos_ids: frozenset[int]
 ) -> None:
-    """Raises ConfigError where the other parameters leave the grammar no token to begin with."""
+    """Raises GrammarError where the other parameters leave the grammar no token to begin with."""
     if GrammarState(grammar, params, eos_ids=eos_ids, vocab_size=vocab_size).status != "open":
-        raise ConfigError(
+        raise GrammarError(
             "grammar, allowed_token_ids, banned_token_ids and min_tokens together leave no token to begin with: "
             "allow one more."
         )

@@ -13,14 +13,13 @@ import numpy as np
 from paceline.cache.manager import CacheManager
 from paceline.config import CacheConfig, SchedulerConfig, at_least
 from paceline.control.policy import FixedLength
-from paceline.draft.check import check_draft, check_list
 from paceline.engine import outcome
 from paceline.engine.checks import check_drafter, check_grammar, check_prompt, check_tokens
+from paceline.engine.drafting import Drafting
 from paceline.engine.packing import Rows, pack
 from paceline.engine.request import Request, Sequence
 from paceline.engine.scheduler import ScheduledSequence, Scheduler
-from paceline.engine.self_test import SelfTest
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, GrammarError
 from paceline.interfaces import Controller, Drafter, Runner, Tokenizer, Verifier
 from paceline.params import SamplingParams
 from paceline.sampling.grammar import CompiledGrammar, GrammarCompiler
@@ -29,6 +28,7 @@ from paceline.types import (
     Draft,
     ForwardBatch,
     ForwardOutput,
+    Observation,
     RowSampling,
     SpeculationMetrics,
     Verdict,
@@ -72,9 +72,15 @@ class Engine:
         self.runner = runner
         self.tokenizer = tokenizer
         self.verifier = verifier
-        self.drafter = drafter
         predicted = max_draft_tokens if max_predicted_tokens is None else max_predicted_tokens
-        self.controller = controller or FixedLength(max(max_draft_tokens, predicted))
+        self.drafting: Drafting | None = None
+        if drafter is not None:
+            self.drafting = Drafting(
+                drafter,
+                controller or FixedLength(max(max_draft_tokens, predicted)),
+                vocab_size=runner.vocab_size,
+                chains_only=verifier.chains_only,
+            )
         prefix_caching = (cache or CacheConfig()).prefix_caching
         self.cache = CacheManager(
             num_blocks=runner.kv.num_blocks, block_size=runner.kv.block_size, prefix_caching=prefix_caching
@@ -91,9 +97,12 @@ class Engine:
         self._plan: list[ScheduledSequence] | None = None  # of the last step; None = it failed to make one
         self._arrivals = count(1)
         self._with_deadline: dict[str, Request] = {}  # those of `requests` that have one
-        self._self_test = SelfTest(drafter.name) if drafter is not None else None
         self._finished = SpeculationMetrics()  # of the requests that are over
         self._counting = threading.Lock()  # a request is either in `requests` or in `_finished` while it is held
+
+    @property
+    def drafter(self) -> Drafter | None:
+        return None if self.drafting is None else self.drafting.drafter
 
     @property
     def has_unfinished(self) -> bool:
@@ -114,11 +123,15 @@ class Engine:
             running = (s.speculation.freeze() for request in requests.values() for s in request.sequences)
             return sum(running, finished)
 
-    def check_request(self, prompt_token_ids: list[int] | np.ndarray, params: SamplingParams) -> None:
-        """Raises PromptError for a prompt that is empty, beyond the context or holds unknown token ids, and ConfigError
-        for parameters that name tokens outside the vocabulary, leave no token to sample or choose a drafter that is not
-        there, or for a grammar that cannot be used; MissingDependencyError for a grammar without llguidance. Safe to
-        call from any thread: a grammar is compiled here, not in a step."""
+    def check_request(
+        self, prompt_token_ids: list[int] | np.ndarray, params: SamplingParams
+    ) -> CompiledGrammar | None:
+        """The request's grammar, compiled, if it has one. Safe to call from any thread.
+
+        Raises PromptError for a prompt that is empty, beyond the context or holds unknown token ids, ConfigError for
+        parameters that name tokens outside the vocabulary, leave no token to sample or choose a drafter that is not
+        there; GrammarError for a grammar that cannot be used, MissingDependencyError for one without llguidance.
+        """
         if not isinstance(params, SamplingParams):
             raise ConfigError(
                 f"params must be SamplingParams; got {type(params).__name__}: SamplingParams(max_tokens=64)."
@@ -127,12 +140,14 @@ class Engine:
         check_prompt(prompt_token_ids, vocab_size=vocab_size, max_model_len=self.runner.max_model_len)
         check_tokens(params, vocab_size=vocab_size, eos_ids=eos_ids)
         if params.grammar is not None and self.verifier.needs_laws:
-            raise ConfigError("a grammar needs the rule coupled, as others would be biased by drafts that it cuts.")
-        if (grammar := self.compiled(params)) is not None:
+            raise GrammarError("a grammar needs the rule coupled, as others would be biased by drafts that it cuts.")
+        grammar = None if params.grammar is None else self.grammars.compile(params.grammar)
+        if grammar is not None:
             check_grammar(grammar, params, vocab_size=vocab_size, eos_ids=eos_ids)
         if params.step_details and not self.describes_steps:
             raise ConfigError("step_details need LLM(..., step_details=True), whose engine describes its steps.")
         check_drafter(params, () if self.drafter is None else self.drafter.members)
+        return grammar
 
     def add_request(
         self,
@@ -166,7 +181,7 @@ class Engine:
         priority: lower goes first, in the queue and for K/V blocks. deadline: time.perf_counter() at which
         `abort_overdue` ends it. Raises what `check_request` raises.
         """
-        self.check_request(prompt_token_ids, params)
+        grammar = self.check_request(prompt_token_ids, params)
         return Request(
             next(self._arrivals),
             np.asarray(prompt_token_ids, dtype=np.int32),
@@ -175,7 +190,7 @@ class Engine:
             tokenizer=self.tokenizer,
             eos_ids=self.tokenizer.eos_ids,
             vocab_size=self.runner.vocab_size,
-            grammar=self.compiled(params),
+            grammar=grammar,
             prompt=prompt,
             stream=stream,
             priority=priority,
@@ -189,10 +204,6 @@ class Engine:
             self._with_deadline[request.id] = request
         for sequence in request.sequences:
             self.scheduler.add(sequence)
-
-    def compiled(self, params: SamplingParams) -> CompiledGrammar | None:
-        """The grammar of these parameters, if they have one. Raises what GrammarCompiler.compile raises."""
-        return None if params.grammar is None else self.grammars.compile(params.grammar)
 
     def abort(self, request_id: str, *, stop_reason: str | None = None) -> list[Delta]:
         """Cancels a request between two steps; the deltas hold what was held back. Empty if it is not running."""
@@ -270,42 +281,21 @@ class Engine:
             self.runner.move(*self.cache.copy_slots(copies))
 
     def _propose(self, plan: list[ScheduledSequence]) -> list[Draft | None]:
-        """The controller's budgets, the drafter's trees: one draft or None for each part of the plan."""
-        drafts: list[Draft | None] = [None] * len(plan)
-        indices = [i for i, part in enumerate(plan) if part.draft_limit > 0]
-        if self.drafter is None or not indices:
-            return drafts
-        views = [plan[i].view(self.cache) for i in indices]
-        limits = [plan[i].draft_limit for i in indices]
-        planned = self.controller.plan(views, limits)
-        budgets = [min(limit, int(budget)) for limit, budget in zip(limits, planned, strict=True)]
-        chosen = [k for k, budget in enumerate(budgets) if budget > 0]
-        drafter = self.drafter.name
-        proposals = self.drafter.propose([views[k] for k in chosen], [budgets[k] for k in chosen])
-        check_list(proposals, drafter=drafter, count=len(chosen))
-        vocab_size, chains_only = self.runner.vocab_size, self.verifier.chains_only
-        for k, draft in zip(chosen, proposals, strict=True):
-            if draft is not None:
-                check_draft(draft, drafter=drafter, budget=budgets[k], vocab_size=vocab_size, chains_only=chains_only)
-            if draft is not None and len(draft):
-                ends = plan[indices[k]].sequence.ends
-                drafts[indices[k]] = draft.cut_after(ends) if draft.law is None else draft
-            if draft is None or len(draft) < budgets[k]:
-                plan[indices[k]].sequence.lengths_fixed = False
-        return drafts
+        return [None] * len(plan) if self.drafting is None else self.drafting.propose(plan, self.cache)
 
     def _constrain(self, plan: list[ScheduledSequence], drafts: list[Draft | None]) -> list[Draft | None]:
         """Drafts without what a grammar rules out; each part gets the masks of its rows."""
         return [part.constrain(draft) for part, draft in zip(plan, drafts, strict=True)]
 
     def _forward(self, plan: list[ScheduledSequence], drafts: list[Draft | None]) -> Pass:
+        drafter = self.drafter
         batch, sampling, rows = pack(
             plan,
             drafts,
             self.cache,
             want_laws=self.verifier.needs_laws,
-            hidden_layers=self.drafter.hidden_layers if self.drafter is not None else (),
-            num_successors=self.drafter.num_successors if self.drafter is not None else 0,
+            hidden_layers=drafter.hidden_layers if drafter is not None else (),
+            num_successors=drafter.num_successors if drafter is not None else 0,
         )
         return Pass(batch, self._compute(batch, sampling), rows)
 
@@ -345,7 +335,10 @@ class Engine:
         passed: Pass,
     ) -> list[Delta]:
         """Tokens appended up to their stop, accepted K/V moved into place, metrics counted."""
-        self._observe(plan, drafts, verdicts, passed)
+        if self.drafting is not None:
+            views = [part.view(self.cache) for part in plan]
+            hidden, starts = passed.output.hidden, passed.batch.query_starts
+            self.drafting.observe(Observation(views, drafts, verdicts, hidden, starts, _successors(passed)))
         deltas: list[Delta] = []
         output = passed.output
         for part, draft, verdict, where in zip(plan, drafts, verdicts, passed.rows, strict=True):
@@ -366,27 +359,6 @@ class Engine:
                 deltas.append(outcome.delta(sequence, token_ids))
         return deltas
 
-    def _observe(
-        self,
-        plan: list[ScheduledSequence],
-        drafts: list[Draft | None],
-        verdicts: list[Verdict | None],
-        passed: Pass,
-    ) -> None:
-        if self.drafter is None or self._self_test is None:
-            return
-        self._self_test.note(drafts, verdicts)
-        views = [part.view(self.cache) for part in plan]
-        self.controller.observe(views, drafts, verdicts)
-        self.drafter.observe(
-            views,
-            drafts,
-            verdicts,
-            hidden=passed.output.hidden,
-            starts=passed.batch.query_starts,
-            successors=_successors(passed),
-        )
-
     def _move_path(self, sequence: Sequence, path: tuple[int, ...], *, first_node: int) -> None:
         """Accepted nodes take the key indices that plain decoding would have given them."""
         if path == tuple(range(len(path))):
@@ -402,8 +374,8 @@ class Engine:
         self._release_draft(sequence)
 
     def _release_draft(self, sequence: Sequence) -> None:
-        if self.drafter is not None:
-            self.drafter.release(sequence.id)
+        if self.drafting is not None:
+            self.drafting.release(sequence.id)
 
     def _last_delta(self, sequence: Sequence, *, token_ids: list[int]) -> Delta:
         request = sequence.request

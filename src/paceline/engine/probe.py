@@ -30,7 +30,7 @@ def last_row(
         tokenizer=engine.tokenizer,
         eos_ids=engine.tokenizer.eos_ids,
         vocab_size=engine.runner.vocab_size,
-        grammar=engine.compiled(params),
+        grammar=None if params.grammar is None else engine.grammars.compile(params.grammar),
     )
     sequence = request.sequences[stream]
     sequence.append(token_ids[prompt_length:].tolist())

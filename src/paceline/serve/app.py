@@ -33,7 +33,7 @@ def create_app(engine: Engine, settings: ServerSettings, *, spans: Spans | None 
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.engine.start()
         yield
-        await service.engine.close(drain_seconds=settings.drain_seconds)
+        await service.engine.close(drain_seconds=settings.drain_timeout)
         if spans is not None:
             await run_in_threadpool(spans.close)
 
@@ -42,6 +42,8 @@ def create_app(engine: Engine, settings: ServerSettings, *, spans: Spans | None 
         version=paceline.__version__,
         summary="Speculative decoding behind OpenAI's API.",
         lifespan=lifespan,
+        docs_url=None,  # these pages would load their scripts from elsewhere; /openapi.json stays
+        redoc_url=None,
     )
     app.state.service = service
     for part in (chat, completions, tokens, status, playground):

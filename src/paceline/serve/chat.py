@@ -16,7 +16,7 @@ from paceline.engine.request_stream import RequestStream
 from paceline.params import SamplingParams
 from paceline.serve import conversation
 from paceline.serve.answer import AnswerFormat, message
-from paceline.serve.constraints import call_grammar
+from paceline.serve.constraints import call_grammar, grammar_fields
 from paceline.serve.details import chunk_metrics, response_metrics
 from paceline.serve.disconnect import while_connected
 from paceline.serve.generation import Prompt, collect, merged, submit
@@ -41,7 +41,14 @@ async def chat_completions(
     prompt, params, form = await run_in_threadpool(partial(_prepare, service, body))
     head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": service.model}
     record = record_of(request.scope)
-    streams = await submit(service, [prompt], params, priority=body.priority or 0)
+    streams = await submit(
+        service,
+        [prompt],
+        params,
+        priority=body.priority or 0,
+        prompt_field="messages",
+        grammar_field=next(iter(grammar_fields(body)), "tool_choice"),
+    )
     if body.stream:
         events = _events(service, body, head, form, streams, record)
         return EventStream(events, streams=streams, write_seconds=service.settings.write_seconds)

@@ -13,6 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
 from paceline.engine.request_stream import RequestStream
+from paceline.serve.constraints import grammar_fields
 from paceline.serve.details import chunk_metrics, response_metrics
 from paceline.serve.disconnect import while_connected
 from paceline.serve.errors import bad_field
@@ -42,7 +43,14 @@ async def completions(
     head = {"id": f"cmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": service.model}
     head["object"] = "text_completion"
     record = record_of(request.scope)
-    streams = await submit(service, prompts, params, priority=body.priority or 0)
+    streams = await submit(
+        service,
+        prompts,
+        params,
+        priority=body.priority or 0,
+        prompt_field="prompt",
+        grammar_field=next(iter(grammar_fields(body)), None),
+    )
     if body.stream:
         events = _events(service, body, head, prompts, streams, record)
         return EventStream(events, streams=streams, write_seconds=service.settings.write_seconds)

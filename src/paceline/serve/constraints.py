@@ -16,15 +16,20 @@ _GUIDES = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
 
 def grammar_of(request: Generation, *, after: str | None) -> Grammar | None:
     """The one grammar that a request asks for, to begin after a marker in the text if one is given; None = free."""
-    wanted = request.response_format if request.response_format and request.response_format.type != "text" else None
-    given = [name for name in _GUIDES if getattr(request, name) is not None]
-    given += ["response_format"] if wanted is not None else []
+    given = grammar_fields(request)
     if len(given) > 1:
         raise bad_field(given[0], f"{given[1]} names another format: give one of them.")
     try:
         return _grammar(request, after=after)
     except ConfigError as error:  # it speaks of the grammar's own fields
         raise bad_field(given[0], str(error)) from error
+
+
+def grammar_fields(request: Generation) -> list[str]:
+    """The fields by which a request asks for a format."""
+    given = [name for name in _GUIDES if getattr(request, name) is not None]
+    formatted = request.response_format is not None and request.response_format.type != "text"
+    return [*given, *(["response_format"] if formatted else [])]
 
 
 def _grammar(request: Generation, *, after: str | None) -> Grammar | None:

@@ -7,7 +7,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from paceline.engine.request_stream import RequestStream
+from paceline.errors import GrammarError, PromptError
 from paceline.params import SamplingParams
+from paceline.serve.errors import ApiError, bad_field
+from paceline.serve.protocol import MAX_CHOICES
 from paceline.serve.service import Service
 from paceline.types import Delta, RequestOutput
 
@@ -15,9 +18,20 @@ Prompt = tuple[list[int], str | None]  # token ids, and the text that they are o
 
 
 async def submit(
-    service: Service, prompts: Sequence[Prompt], params: SamplingParams, *, priority: int
+    service: Service,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    priority: int,
+    prompt_field: str,
+    grammar_field: str | None,
 ) -> list[RequestStream]:
-    """A stream for each prompt. Raises as AsyncEngine.submit does; then none of them runs."""
+    """A stream for each prompt. Raises as AsyncEngine.submit does, and ApiError where one of the two fields of the
+    request is at fault; then none of them runs."""
+    if len(prompts) * params.n > MAX_CHOICES:
+        raise bad_field(
+            prompt_field, f"{len(prompts)} prompts with n = {params.n} are over {MAX_CHOICES} choices: send them apart."
+        )
     streams: list[RequestStream] = []
     try:
         for token_ids, text in prompts:
@@ -27,11 +41,15 @@ async def submit(
                     params,
                     prompt=text,
                     priority=priority,
-                    deadline_seconds=service.settings.request_seconds,
+                    deadline_seconds=service.settings.request_timeout,
                 )
             )
-    except BaseException:
+    except BaseException as error:
         await close(streams)
+        if isinstance(error, PromptError):
+            raise ApiError(400, str(error), param=prompt_field) from error
+        if isinstance(error, GrammarError):
+            raise ApiError(400, str(error), param=grammar_field) from error
         raise
     return streams
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_PROMPTS = 256  # of one completions request
+MAX_CHOICES = 1024  # of one request, those of all prompts together
 MAX_STOPS = 32
 
 Text = Annotated[str, Field(max_length=1 << 22)]

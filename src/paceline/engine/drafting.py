@@ -1,0 +1,99 @@
+"""The drafting part of a step: the controller's budgets, the drafter's trees, and what both are told of their fate."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from paceline.cache.manager import CacheManager
+from paceline.draft.check import check_draft, check_list
+from paceline.engine.scheduler import ScheduledSequence
+from paceline.engine.self_test import SelfTest
+from paceline.errors import PacelineWarning
+from paceline.interfaces import Controller, Drafter
+from paceline.types import Draft, Observation, RequestView
+
+
+class Drafting:
+    """Asks an engine's drafter and checks what it answers.
+
+    skip_errors: what the drafter raises, and a draft that is none, costs drafts, not requests: what a server wants,
+    where a drafter's author wants the error. Such a step goes on without drafts, and the drafter forgets the requests
+    in it, as if they had been preempted, for what it kept of them may be half of something. The errors are counted,
+    and the first one is a PacelineWarning.
+    """
+
+    def __init__(self, drafter: Drafter, controller: Controller, *, vocab_size: int, chains_only: bool) -> None:
+        self.drafter = drafter
+        self.controller = controller
+        self.skip_errors = False
+        self.num_errors = 0
+        self._vocab_size = vocab_size
+        self._chains_only = chains_only
+        self._self_test = SelfTest(drafter.name)
+
+    def propose(self, plan: list[ScheduledSequence], cache: CacheManager) -> list[Draft | None]:
+        """One draft or None for each part. Raises DraftMismatchError, naming the drafter, for what is no draft."""
+        drafts: list[Draft | None] = [None] * len(plan)
+        indices = [i for i, part in enumerate(plan) if part.draft_limit > 0]
+        if not indices:
+            return drafts
+        views = [plan[i].view(cache) for i in indices]
+        limits = [plan[i].draft_limit for i in indices]
+        planned = self.controller.plan(views, limits)
+        budgets = [min(limit, int(budget)) for limit, budget in zip(limits, planned, strict=True)]
+        chosen = [k for k, budget in enumerate(budgets) if budget > 0]
+        proposals = self._ask([views[k] for k in chosen], [budgets[k] for k in chosen])
+        for k, draft in zip(chosen, proposals, strict=True):
+            sequence = plan[indices[k]].sequence
+            if draft is not None and len(draft):
+                drafts[indices[k]] = draft.cut_after(sequence.ends) if draft.law is None else draft
+            if draft is None or len(draft) < budgets[k]:
+                sequence.lengths_fixed = False
+        return drafts
+
+    def observe(self, step: Observation) -> None:
+        """Tells controller and drafter of a step."""
+        self._self_test.note(step.drafts, step.verdicts)
+        self.controller.observe(step)
+        with self._guarded(step.views):
+            self.drafter.observe(step)
+
+    def release(self, sequence_id: str) -> None:
+        """The sequence is over or preempted."""
+        with self._guarded(()):
+            self.drafter.release(sequence_id)
+
+    def _ask(self, views: list[RequestView], budgets: list[int]) -> list[Draft | None]:
+        name, vocab_size, chains_only = self.drafter.name, self._vocab_size, self._chains_only
+        with self._guarded(views):
+            drafts = self.drafter.propose(views, budgets)
+            check_list(drafts, drafter=name, count=len(views))
+            for draft, budget in zip(drafts, budgets, strict=True):
+                if draft is not None:
+                    check_draft(draft, drafter=name, budget=budget, vocab_size=vocab_size, chains_only=chains_only)
+            return drafts
+        return [None] * len(views)
+
+    @contextmanager
+    def _guarded(self, views: Sequence[RequestView]) -> Iterator[None]:
+        """Where errors are skipped, the drafter forgets these requests after one."""
+        try:
+            yield
+        except Exception as error:
+            if not self.skip_errors:
+                raise
+            self._count(error)
+            for view in views:
+                self.release(view.request_id)
+
+    def _count(self, error: Exception) -> None:
+        self.num_errors += 1
+        if self.num_errors == 1:
+            warnings.warn(
+                f"drafter {self.drafter.name!r} failed ({type(error).__name__}: {error}): its drafts of such steps are "
+                "left out, and later errors only counted.",
+                PacelineWarning,
+                stacklevel=2,
+            )
