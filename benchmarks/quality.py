@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from paceline.bench.environment import describe_environment
-from paceline.bench.passes import chain_pass
+from paceline.control.passes import chain_pass
 from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, usable_cores
 from paceline.interfaces import Runner
 from paceline.llm import LLM

@@ -95,7 +95,9 @@ def create(method: str, **options: Any) -> Drafter | None:
 
 def test_built_in_methods() -> None:
     assert create("none") is None
-    assert isinstance(create("auto"), NgramDrafter)
+    assert isinstance(hybrid := create("auto"), HybridDrafter)
+    assert hybrid.members == ("suffix", "recycle")
+    assert isinstance(create("auto", verification="block"), SuffixDrafter)
     assert isinstance(create("ngram", max_ngram=3), NgramDrafter)
     assert isinstance(create("suffix", store_tokens=100), SuffixDrafter)
     assert isinstance(create("recycle", verification="block"), RecycleDrafter)

@@ -20,6 +20,7 @@ Engine = Literal["auto", "torch", "native"]
 Quantization = Literal["int8", "int4"]
 KVCacheDType = Literal["auto", "int16", "int8"]
 Rule = Literal["coupled", "rejection", "block", "typical"]
+Control = Literal["auto", "fixed"]
 
 METHODS = ("none", "auto", "ngram", "suffix", "recycle", "draft_model", "layer_skip")  # the built-in ones
 PLUG_INS = "paceline.drafters"  # group of the entry points by which installed packages name their drafters
@@ -29,18 +30,19 @@ LEAST_REACH = 0.2  # what a draft model's pass and a row of the target's cost of
 
 _PLUG_IN = "plug-in"  # stands for any method that is not built in
 _DRAFTING = (*METHODS[1:], _PLUG_IN)
-_DRAFT_TOKENS = {"none": 0, "auto": 5, "ngram": 5, "draft_model": 5, "layer_skip": 2}  # by default; 8 of all others
+_DRAFT_TOKENS = {"none": 0, "auto": 16, "ngram": 5, "draft_model": 5, "layer_skip": 2}  # by default; 8 of all others
 _PREDICTED_TOKENS = 32  # half of them are worth a sixth less where predictions are good (docs/design-notes.md)
 _READ_BY_METHODS: Mapping[str, tuple[str, ...]] = {  # options that only some methods read
     "num_speculative_tokens": _DRAFTING,
     "verification": _DRAFTING,
     "options": (_PLUG_IN,),
-    "max_ngram": ("auto", "ngram"),
-    "min_ngram": ("auto", "ngram"),
+    "control": _DRAFTING,
+    "max_ngram": ("ngram",),
+    "min_ngram": ("ngram",),
     "store_tokens": ("suffix",),
     "table": ("recycle",),
     "layers": ("layer_skip",),
-    "model": ("draft_model",),
+    "model": ("auto", "draft_model"),
     "width": ("draft_model",),
     "least_reach": ("draft_model",),
     "force": ("draft_model",),
@@ -138,12 +140,13 @@ class SpeculationConfig:
 
     method: str = "ngram"  # of METHODS, or package.module:Class, or an entry point; a hybrid joins several by +
     num_speculative_tokens: int | None = None  # nodes of a draft at most, 1..64; None = the method's own default
+    control: Control | None = None  # auto: as much as pays by measured cost; fixed: always as much; None = by method
     verification: Rule = "coupled"  # the first three are lossless; typical is not
     max_ngram: int = 4  # ngram: longest suffix that is looked up
     min_ngram: int = 2  # ngram: shortest
     store_tokens: int = 0  # suffix: tokens of past outputs that all requests draft from, too
     table: str | None = None  # recycle: file that its table is read from and, at LLM.close, saved to; None = none
-    model: str | None = None  # draft_model: catalog name, folder, GGUF file or hub id
+    model: str | None = None  # draft_model, and a further drafter of auto: catalog name, folder, GGUF file or hub id
     width: int = 1  # draft_model: children of a node; 1 = drafts are chains
     least_reach: float = LEAST_REACH  # draft_model: chance with which a node must be reached to be drafted
     force: bool = False  # draft_model: draft also where it has few of the target's tokens
@@ -159,6 +162,8 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         _check_methods(self.method)
+        if self.control is not None:
+            one_of("control", self.control, get_args(Control))
         one_of("verification", self.verification, get_args(Rule))
         if len(self.methods) > 1 and self.verification != "coupled":
             raise ConfigError(
@@ -223,8 +228,18 @@ class SpeculationConfig:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The method, or those that a hybrid joins."""
-        return tuple(name.strip() for name in self.method.split("+"))
+        """The method, or those that a hybrid or auto joins."""
+        if self.method != "auto":
+            return tuple(name.strip() for name in self.method.split("+"))
+        model = () if self.model is None else ("draft_model",)
+        if self.verification != "coupled":  # chains of a single drafter
+            return model or ("suffix",)
+        return ("suffix", "recycle", *model)
+
+    @property
+    def adaptive(self) -> bool:
+        """How much is drafted follows what it costs and brings."""
+        return (self.control or ("auto" if self.method == "auto" else "fixed")) == "auto"
 
     @property
     def max_draft_tokens(self) -> int:
@@ -237,7 +252,8 @@ class SpeculationConfig:
         return self.num_speculative_tokens or _PREDICTED_TOKENS
 
     def _kinds(self) -> tuple[str, ...]:
-        return tuple(name if name in METHODS else _PLUG_IN for name in self.methods)
+        named = tuple(name if name in METHODS else _PLUG_IN for name in self.methods)
+        return ("auto", *named) if self.method == "auto" else named
 
     def _check_options(self) -> None:
         if self.options is None:

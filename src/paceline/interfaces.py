@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from paceline.types import Draft, ForwardBatch, ForwardOutput, Observation, RequestView, RowSampling, Verdict
+from paceline.types import Draft, ForwardBatch, ForwardOutput, Load, Observation, RequestView, RowSampling, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +159,24 @@ class Verifier(Protocol):
 
 
 class Controller(Protocol):
-    """Decides how many nodes each request may draft in a step."""
+    """Decides how many nodes each request may draft in a step, and which of them are verified."""
 
-    def plan(self, views: Sequence[RequestView], limits: Sequence[int]) -> list[int]:
-        """Nodes for each request, at most its limit; 0 = decode plainly."""
+    def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:
+        """Nodes for each request, at most its limit; 0 = it is not asked, and decodes plainly. load: the pass without
+        drafts."""
+        ...
+
+    def select(
+        self, views: Sequence[RequestView], drafts: Sequence[Draft | None], load: Load, *, seconds: float
+    ) -> list[Draft | None]:
+        """What is verified of the drafts of those that were asked, which took `seconds`: of one without a law some
+        nodes with their parents or None, of one with a law all or None."""
         ...
 
     def observe(self, step: Observation) -> None:
         """Told of each step."""
+        ...
+
+    def release(self, request_id: str) -> None:
+        """The request is over or preempted."""
         ...

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeGuard, cast
 import numpy as np
 
 import paceline
-from paceline import drafters, verify
+from paceline import costs, drafters, verify
 from paceline.config import EngineConfig, SpeculationConfig
+from paceline.control.policy import CostPolicy
 from paceline.engine.counters import counters
 from paceline.engine.engine import Engine
 from paceline.engine.interrupt import deferred_interrupt
@@ -84,6 +85,7 @@ class LLM:
             drafter=drafters.create(
                 config, target=self._model, runner=self.runner, verifier=verifier, progress=progress
             ),
+            controller=CostPolicy(costs.of(self._model, config, self.runner)) if rule.adaptive else None,
             max_draft_tokens=rule.max_draft_tokens,
             max_predicted_tokens=rule.max_predicted_tokens,
             scheduler=config.scheduler,

@@ -217,6 +217,15 @@ class RequestView:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """What a pass holds before anybody drafts."""
+
+    num_sequences: int  # that get a token from it
+    rows: int
+    keys: int = 0  # row by row, the tokens before it
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """What a step made of B requests, as drafters and controllers are told it."""
 
@@ -228,6 +237,7 @@ class Observation:
     # For each request the ids of the largest raw logits [1+N, k] int32, best first: row 0 of what follows the root,
     # row j + 1 of what follows node j, accepted or not. None where nothing was sampled, or where none are wanted.
     successors: Sequence[np.ndarray | None]
+    seconds: float = 0.0  # of the pass
 
     def emitted(self, index: int) -> list[int]:
         """The tokens that the step gave request `index`, accepted ones and the final one."""

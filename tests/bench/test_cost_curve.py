@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.bench.cost_curve import Curve, measure
-from paceline.bench.passes import chain_pass, fill_context
+from paceline.control.passes import chain_pass, fill_context
 from paceline.draft.draft_model import DraftModelDrafter
 from paceline.draft.ngram import NgramDrafter
 from paceline.draft.recycle import RecycleDrafter

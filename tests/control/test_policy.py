@@ -1,8 +1,167 @@
-"""FixedLength."""
+"""FixedLength, and CostPolicy in simulated time: against plain decoding, and against every fixed length."""
 
-from paceline.control.policy import FixedLength
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from simulation import World, geometric
+
+from paceline.control.acceptance import Acceptance
+from paceline.control.cost import PassCosts
+from paceline.control.guard import Guard
+from paceline.control.policy import CostPolicy, FixedLength
+from paceline.params import SamplingParams
+from paceline.types import Draft, DraftLaw, Load, RequestView
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+LOAD = Load(1, 1)
+
+
+def steep(rows: int) -> float:
+    """AVX2: each row costs a sixth of the first one."""
+    return 5e-3 + 0.8e-3 * (rows - 1)
+
+
+def flat(rows: int) -> float:
+    """A pass that is bound by reading its weights up to sixteen rows."""
+    return 5e-3 + 0.05e-3 * (rows - 1) + 0.5e-3 * max(0, rows - 16)
+
+
+CURVES = pytest.mark.parametrize("curve", [steep, flat])
+
+
+def policy(curve=steep, **options) -> CostPolicy:
+    return CostPolicy(PassCosts({rows: curve(rows) for rows in ROWS}), **options)
+
+
+def view(request_id: str = "r") -> RequestView:
+    return RequestView(request_id, np.ones(2, np.int32), 1, SamplingParams(), seed=0, stream=0, attempt=0)
+
+
+def chain(*confidence: float, law: DraftLaw | None = None) -> Draft:
+    draft = Draft.chain([1] * len(confidence), source="a", law=law)
+    return Draft(draft.token_ids, draft.parents, confidence=np.array(confidence), source="a", law=law)
 
 
 def test_every_request_drafts_the_same_within_its_limit():
-    assert FixedLength(5).plan([], []) == []
-    assert FixedLength(5).plan([None] * 4, [0, 3, 5, 9]) == [0, 3, 5, 5]
+    assert FixedLength(5).plan([], [], LOAD) == []
+    assert FixedLength(5).plan([view()] * 4, [0, 3, 5, 9], LOAD) == [0, 3, 5, 5]
+    drafts = [chain(0.1), None]
+    assert FixedLength(5).select([view()] * 2, drafts, LOAD, seconds=1.0) == drafts
+
+
+@CURVES
+@pytest.mark.parametrize("chance", [0.05, 0.3, 0.6, 0.9])
+def test_close_to_the_best_fixed_length(curve, chance):
+    """In hindsight: the lengths are fixed for the whole run, and 0 is plain decoding."""
+
+    def seconds_a_token(controller) -> float:
+        world = World(curve, geometric(chance), claim=0.7)
+        world.run(controller, steps=600)
+        return world.seconds / world.num_tokens
+
+    best = min(curve(1), *(seconds_a_token(FixedLength(length)) for length in range(1, 9)))
+    assert seconds_a_token(policy(curve)) <= 1.05 * best
+
+
+@CURVES
+@pytest.mark.parametrize(
+    ("accepted", "draft_seconds"),
+    [
+        (lambda step: 0, lambda step: 1e-4),
+        (lambda step: 8 if step < 50 else 0, lambda step: 1e-4),
+        (lambda step: 8 if step % 100 < 3 else 0, lambda step: 1e-4),
+        (lambda step: 8, lambda step: 0.1),
+        (lambda step: 8, lambda step: 1e-4 if step < 50 else 0.05),
+        (lambda step: 8 if (step // 20) % 2 else 0, lambda step: 1e-3),
+    ],
+    ids=["always wrong", "wrong after a good start", "rarely right", "slow", "slow after a good start", "moody"],
+)
+@pytest.mark.parametrize("num_requests", [1, 4])
+def test_the_guard_bounds_what_is_lost(curve, accepted, draft_seconds, num_requests):
+    world = World(curve, accepted, claim=0.95, draft_seconds=draft_seconds, num_requests=num_requests)
+    controller = policy(curve, guard=Guard(budget_seconds=0.05, share=0.02))
+    longest = max(draft_seconds(step) for step in range(200))  # what nobody can know before it happens
+    for _ in range(1000):
+        world.run(controller, steps=1)
+        assert world.seconds <= 1.03 * world.plain_seconds + 0.05 + longest
+
+
+@CURVES
+def test_without_estimates_the_guard_alone_bounds_it(curve):
+    """Chances that are never learned from: everything is drafted, always wrong."""
+
+    class Gullible(Acceptance):
+        def observe(self, request_id, draft, emitted):
+            return 0.0
+
+    world = World(curve, lambda step: 0, claim=0.95)
+    world.run(policy(curve, acceptance=Gullible()), steps=3000)
+    assert world.seconds <= 1.03 * world.plain_seconds + 0.05
+
+
+def test_a_noisy_machine_does_not_mislead_it():
+    rng = random.Random(1)
+    noise = lambda: rng.choice([1.0, 1.0, 1.1, 1.3, 4.0])  # noqa: E731
+    noisy, plain = World(steep, geometric(0.8), noise=noise), World(steep, geometric(0.8), noise=noise)
+    noisy.run(policy(), steps=2000)
+    plain.run(FixedLength(0), steps=2000)
+    assert plain.seconds / plain.num_tokens > 1.3 * noisy.seconds / noisy.num_tokens
+
+
+def test_it_comes_back_when_a_drafter_becomes_good():
+    world = World(steep, lambda step: 0 if step < 500 else 8)
+    controller = policy()
+    world.run(controller, steps=500)
+    assert sum(world.lengths[-100:]) < 100
+    world.run(controller, steps=200)
+    assert sum(world.lengths[-100:]) > 600
+
+
+def test_costs_that_were_measured_wrongly_are_corrected():
+    """Measured while a neighbour was busy: passes over several rows look as cheap as one."""
+    world = World(steep, geometric(0.5))
+    world.run(CostPolicy(PassCosts(dict.fromkeys(ROWS, 0.005))), steps=3000)
+    late = world.lengths[-500:]
+    assert sum(late) / len(late) < 2.5
+
+
+def test_nodes_of_all_requests_compete_for_the_rows():
+    kept = policy().select([view("a"), view("b")], [chain(0.9, 0.9, 0.9), chain(0.15, 0.9)], Load(2, 2), seconds=1e-4)
+    assert kept[0] is not None
+    assert len(kept[0]) == 3
+    assert kept[1] is None
+
+
+def test_a_node_never_comes_without_its_parent():
+    tree = Draft(
+        np.array([1, 2, 3, 4], np.int32),
+        np.array([-1, -1, 1, 2], np.int32),
+        confidence=np.array([0.15, 0.6, 0.98, 0.98]),
+        source="a",
+    )
+    [kept] = policy(flat).select([view()], [tree], LOAD, seconds=1e-4)
+    assert kept is not None
+    assert kept.token_ids.tolist() == [1, 2, 3, 4]
+    [kept] = policy().select([view()], [tree], LOAD, seconds=1e-4)
+    assert kept is not None
+    assert kept.token_ids.tolist() == [2, 3, 4]
+    assert kept.parents.tolist() == [-1, 0, 1]
+
+
+def test_drafts_with_a_law_stay_whole():
+    law = DraftLaw(np.ones((2, 1)), np.array([1]))
+    draft = chain(0.01, 0.01, law=law)
+    assert policy().select([view()], [draft], LOAD, seconds=1e-4) == [draft]
+
+
+def test_what_is_released_is_forgotten():
+    world = World(steep, geometric(0.5), num_requests=3)
+    controller = policy()
+    world.run(controller, steps=20)
+    for i in range(3):
+        controller.release(f"r{i}")
+    assert not controller._requests
+    assert not controller.acceptance._requests

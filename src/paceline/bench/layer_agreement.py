@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline.bench.passes import fill_blocks, greedy
+from paceline.control.passes import fill_blocks, greedy
 from paceline.errors import CacheError
 from paceline.interfaces import Runner
 from paceline.types import ForwardBatch

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from paceline.bench.passes import chain_pass, fill_context, greedy
+from paceline.control.passes import chain_pass, fill_context, greedy
 from paceline.interfaces import Runner
 
 _CONTEXT = 128  # tokens before each pass

@@ -18,7 +18,7 @@ _CLAIM = 0.5  # confidence of a node whose drafter gives none
 _PRIOR = 4.0  # nodes' worth of trust in what a drafter claims, before anything is known of it
 _KEEP = 0.98  # of what is known of a depth, for each draft that tests it: about the last 50 count
 _DEPTHS = 16  # that are told apart
-_LEAST_REACH = 0.25  # of a node to be kept: what it costs, and a margin for chances that are a little bold
+HYBRID_REACH = 0.25  # of a node to be kept: what it costs, and a margin for chances that are a little bold
 
 
 class HybridDrafter(Drafter):
@@ -30,10 +30,10 @@ class HybridDrafter(Drafter):
     nodes are those with the largest products of chances along their paths, so long as such a product is worth a node.
 
     Every drafter is told of the merged draft, whose `proposers` name those whose nodes they are. Drafts with a law
-    cannot be merged, which leaves the rule `coupled`. vocab_size: the target's.
+    cannot be merged, which leaves the rule `coupled`. vocab_size: the target's. least_reach: product that is worth it.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], *, vocab_size: int) -> None:
+    def __init__(self, drafters: Sequence[Drafter], *, vocab_size: int, least_reach: float = HYBRID_REACH) -> None:
         self.name = "+".join(drafter.name for drafter in drafters)
         self.note = "; ".join(drafter.note for drafter in drafters if drafter.note)
         self.hidden_layers = tuple(dict.fromkeys(layer for drafter in drafters for layer in drafter.hidden_layers))
@@ -41,6 +41,7 @@ class HybridDrafter(Drafter):
         self._drafters = list(drafters)
         self._records = [TrackRecord() for _ in drafters]
         self._vocab_size = vocab_size
+        self._least_reach = least_reach
         self._proposed: dict[str, list[Draft | None]] = {}  # each drafter's own draft, by request, in this step
 
     @property
@@ -124,7 +125,7 @@ class HybridDrafter(Drafter):
             reach.append(chance * reach[parent] if parent >= 0 else chance)
         # No node outdoes its parent, and sorting is stable in reverse, too: a node is kept only if its parent is.
         kept = sorted(sorted(range(len(nodes)), key=reach.__getitem__, reverse=True)[:budget])
-        kept = [node for node in kept if reach[node] >= _LEAST_REACH]
+        kept = [node for node in kept if reach[node] >= self._least_reach]
         if not kept:
             return None
         new_index = {-1: -1, **{node: index for index, node in enumerate(kept)}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from paceline.engine.scheduler import ScheduledSequence
 from paceline.engine.self_test import SelfTest
 from paceline.errors import PacelineWarning
 from paceline.interfaces import Controller, Drafter
-from paceline.types import Draft, Observation, RequestView
+from paceline.types import Draft, Load, Observation, RequestView
 
 
 class Drafting:
@@ -41,16 +42,25 @@ class Drafting:
             return drafts
         views = [plan[i].view(cache) for i in indices]
         limits = [plan[i].draft_limit for i in indices]
-        planned = self.controller.plan(views, limits)
+        load = _load(plan)
+        planned = self.controller.plan(views, limits, load)
         budgets = [min(limit, int(budget)) for limit, budget in zip(limits, planned, strict=True)]
         chosen = [k for k, budget in enumerate(budgets) if budget > 0]
-        proposals = self._ask([views[k] for k in chosen], [budgets[k] for k in chosen])
-        for k, draft in zip(chosen, proposals, strict=True):
-            sequence = plan[indices[k]].sequence
-            if draft is not None and len(draft):
-                drafts[indices[k]] = draft.cut_after(sequence.ends) if draft.law is None else draft
-            if draft is None or len(draft) < budgets[k]:
-                sequence.lengths_fixed = False
+        if chosen:
+            asked = [views[k] for k in chosen]
+            start = time.perf_counter()
+            proposals = self._ask(asked, [budgets[k] for k in chosen])
+            seconds = time.perf_counter() - start
+            for k, draft in zip(chosen, proposals, strict=True):
+                if draft is not None and len(draft) and draft.law is None:
+                    proposals[k] = draft.cut_after(plan[indices[k]].sequence.ends)
+            selected = self.controller.select(asked, proposals, load, seconds=seconds)
+            for k, draft in zip(chosen, selected, strict=True):
+                drafts[indices[k]] = draft if draft is not None and len(draft) else None
+        for i, limit in zip(indices, limits, strict=True):
+            draft = drafts[i]
+            if draft is None or len(draft) < limit:
+                plan[i].sequence.lengths_fixed = False
         return drafts
 
     def observe(self, step: Observation) -> None:
@@ -62,6 +72,7 @@ class Drafting:
 
     def release(self, sequence_id: str) -> None:
         """The sequence is over or preempted."""
+        self.controller.release(sequence_id)
         with self._guarded(()):
             self.drafter.release(sequence_id)
 
@@ -97,3 +108,9 @@ class Drafting:
                 PacelineWarning,
                 stacklevel=2,
             )
+
+
+def _load(plan: list[ScheduledSequence]) -> Load:
+    rows = sum(part.num_tokens for part in plan)
+    keys = sum(part.num_tokens * part.sequence.num_computed for part in plan)
+    return Load(sum(part.samples for part in plan), rows, keys)

@@ -36,11 +36,12 @@ from paceline.types import (
 
 
 class Pass(NamedTuple):
-    """A target pass: what went in, what came out, and each sequence's rows of it."""
+    """A target pass: what went in, what came out, each sequence's rows of it, and its time."""
 
     batch: ForwardBatch
     output: ForwardOutput
     rows: list[Rows]
+    seconds: float
 
 
 class Engine:
@@ -123,9 +124,7 @@ class Engine:
             running = (s.speculation.freeze() for request in requests.values() for s in request.sequences)
             return sum(running, finished)
 
-    def check_request(
-        self, prompt_token_ids: list[int] | np.ndarray, params: SamplingParams
-    ) -> CompiledGrammar | None:
+    def check_request(self, prompt_token_ids: list[int] | np.ndarray, params: SamplingParams) -> CompiledGrammar | None:
         """The request's grammar, compiled, if it has one. Safe to call from any thread.
 
         Raises PromptError for a prompt that is empty, beyond the context or holds unknown token ids, ConfigError for
@@ -297,7 +296,9 @@ class Engine:
             hidden_layers=drafter.hidden_layers if drafter is not None else (),
             num_successors=drafter.num_successors if drafter is not None else 0,
         )
-        return Pass(batch, self._compute(batch, sampling), rows)
+        start = time.perf_counter()
+        output = self._compute(batch, sampling)
+        return Pass(batch, output, rows, time.perf_counter() - start)
 
     def _compute(self, batch: ForwardBatch, sampling: RowSampling | None) -> ForwardOutput:
         return self.runner.forward(batch, sampling)
@@ -338,7 +339,9 @@ class Engine:
         if self.drafting is not None:
             views = [part.view(self.cache) for part in plan]
             hidden, starts = passed.output.hidden, passed.batch.query_starts
-            self.drafting.observe(Observation(views, drafts, verdicts, hidden, starts, _successors(passed)))
+            self.drafting.observe(
+                Observation(views, drafts, verdicts, hidden, starts, _successors(passed), passed.seconds)
+            )
         deltas: list[Delta] = []
         output = passed.output
         for part, draft, verdict, where in zip(plan, drafts, verdicts, passed.rows, strict=True):

@@ -54,8 +54,8 @@ class GrammarCompiler:
         """The grammar, compiled now or before. Takes milliseconds, for the first one about a second, and lets other
         threads run meanwhile.
 
-        Raises GrammarError for a grammar that cannot be read, is too complex, has no text or none but the empty one, and
-        MissingDependencyError without llguidance.
+        Raises GrammarError for a grammar that cannot be read, is too complex, has no text or none but the empty one,
+        and MissingDependencyError without llguidance.
         """
         return self._compiled(grammar)
 

@@ -1,0 +1,126 @@
+"""What a target pass costs: measured once, and corrected by every pass of the engine."""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from paceline.control.passes import chain_pass, fill_context, greedy
+from paceline.interfaces import Runner
+
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # that are measured; between them a cost is a straight line
+_CONTEXTS = (32, 256)  # tokens before them: the difference tells what a key costs
+_MEASURING_SECONDS = 1.0
+_MOST_REPEATS = 7
+_TABLE = 129  # rows whose costs are looked up; beyond them the last slope goes on
+_REBUILD = 16  # passes between two renewals of the table
+_ALL_RATE = 0.02  # how far one pass moves the costs of all row counts, and
+_OWN_RATE = 0.05  # those around its own
+_MOST_LOG = 0.25  # of a deviation that counts: a neighbour's hiccup moves no more than a small one
+
+
+class PassCosts:
+    """Seconds of a target pass over r rows that look at k keys: a curve over r, plus k times what a key costs.
+
+    seconds: of passes over some row counts, 1 among them, without keys. The curve never falls, whatever was measured:
+    noise must not make a longer pass look cheaper. `observe` moves it towards what passes take now, a little with each,
+    however far off that is.
+    """
+
+    def __init__(self, seconds: Mapping[int, float], *, seconds_per_key: float = 0.0) -> None:
+        self._knots = sorted(seconds)
+        self._logs = [math.log(seconds[rows]) for rows in self._knots]
+        self._per_key = seconds_per_key
+        self._num_observed = 0
+        self._table: list[float] = []
+        self._rebuild()
+
+    def seconds(self, rows: int, keys: int = 0) -> float:
+        """Of a pass over `rows` >= 1."""
+        table = self._table
+        if rows < _TABLE:
+            return table[rows] + keys * self._per_key
+        return table[-1] + (rows - _TABLE + 1) * (table[-1] - table[-2]) + keys * self._per_key
+
+    def observe(self, rows: int, keys: int, seconds: float) -> None:
+        """A pass took so long."""
+        off = math.log(max(seconds, 1e-9) / self.seconds(rows, keys))
+        off = min(_MOST_LOG, max(-_MOST_LOG, off))
+        at = bisect_left(self._knots, rows)
+        for index in range(len(self._knots)):
+            near = index in (at - 1, at) or (index == at - 1 == len(self._knots) - 1)
+            self._logs[index] += (_ALL_RATE + _OWN_RATE * near) * off
+        self._num_observed += 1
+        if self._num_observed % _REBUILD == 0:
+            self._rebuild()
+
+    def as_json(self) -> dict[str, Any]:
+        """The costs for a file."""
+        seconds = {str(rows): math.exp(log) for rows, log in zip(self._knots, self._logs, strict=True)}
+        return {"seconds": seconds, "seconds_per_key": self._per_key}
+
+    @classmethod
+    def from_json(cls, value: Any) -> PassCosts:
+        """What as_json made. Raises ValueError for anything else."""
+        try:
+            seconds = {int(rows): float(own) for rows, own in value["seconds"].items()}
+            per_key = float(value["seconds_per_key"])
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"no costs of passes: {value!r:.100}") from error
+        if min(seconds, default=0) != 1 or not all(0 < own < 1e6 for own in seconds.values()) or not 0 <= per_key < 1:
+            raise ValueError(f"no costs of passes: {value!r:.100}")
+        return cls(seconds, seconds_per_key=per_key)
+
+    def _rebuild(self) -> None:
+        rising = list(accumulate(map(math.exp, self._logs), max))
+        table = np.interp(np.arange(_TABLE), self._knots, rising)
+        last, before = self._knots[-1], self._knots[-2] if len(self._knots) > 1 else 0
+        slope = (rising[-1] - (rising[-2] if len(rising) > 1 else 0.0)) / (last - before)
+        beyond = np.arange(_TABLE) > last
+        table[beyond] = rising[-1] + slope * (np.arange(_TABLE)[beyond] - last)
+        self._table = table.tolist()
+
+
+def measure(runner: Runner, *, max_rows: int) -> PassCosts:
+    """Costs of greedy passes over up to max_rows rows, in about a second, as medians of interleaved repeats.
+
+    The runner's K/V pool must be free: its contents are lost.
+    """
+    size = runner.kv.block_size
+    room = min(runner.max_model_len, runner.kv.num_blocks * size)
+    counts = [rows for rows in _ROWS if rows <= max_rows] or [1]
+    counts = [rows for rows in counts if rows < room] or [1]
+    contexts = [context for context in _CONTEXTS if context + counts[-1] <= room] or [0]
+    passes = [(rows, contexts[0]) for rows in counts] + [(counts[-1], context) for context in contexts[1:]]
+    times: dict[tuple[int, int], list[float]] = {own: [] for own in passes}
+    fill_context(runner, np.zeros(contexts[-1], dtype=np.int32))
+    began = time.perf_counter()
+    for repeat in range(-1, _MOST_REPEATS):  # the first one warms up
+        if repeat > 0 and time.perf_counter() - began > _MEASURING_SECONDS:
+            break
+        for rows, context in passes if repeat % 2 else reversed(passes):
+            batch = chain_pass(np.zeros(rows, dtype=np.int32), context=context, block_size=size)
+            sampling = greedy(batch.positions.astype(np.uint32) + np.uint32(1))
+            start = time.perf_counter()
+            runner.forward(batch, sampling)
+            if repeat >= 0:
+                times[rows, context].append(time.perf_counter() - start)
+    medians = {own: float(np.median(each)) for own, each in times.items()}
+    return _fitted(medians)
+
+
+def _fitted(seconds: Mapping[tuple[int, int], float]) -> PassCosts:
+    """seconds: of passes over (rows, context)."""
+    short = min(context for _, context in seconds)
+    per_key = 0.0
+    for (rows, context), own in seconds.items():
+        if context > short:
+            per_key = max(0.0, (own - seconds[rows, short]) / (rows * (context - short)))
+    curve = {rows: own - per_key * rows * short for (rows, context), own in seconds.items() if context == short}
+    return PassCosts({rows: max(own, 1e-7) for rows, own in curve.items()}, seconds_per_key=per_key)

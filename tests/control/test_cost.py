@@ -1,0 +1,76 @@
+"""PassCosts: never falling, robust, corrected by what passes take; measuring a runner."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.control.cost import PassCosts, measure
+from paceline.testing import ToyModel
+
+CURVE = {1: 5e-3, 2: 5.8e-3, 4: 7.4e-3, 8: 10.6e-3, 16: 17e-3}
+
+
+def test_between_and_beyond_what_was_measured():
+    costs = PassCosts(CURVE, seconds_per_key=1e-6)
+    assert costs.seconds(1) == pytest.approx(5e-3)
+    assert costs.seconds(3) == pytest.approx(6.6e-3)
+    assert costs.seconds(16, 1000) == pytest.approx(18e-3)
+    assert costs.seconds(24) == pytest.approx(23.4e-3)
+    assert costs.seconds(1000) == pytest.approx(17e-3 + 984 * 0.8e-3)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=12))
+def test_it_never_falls(seconds):
+    costs = PassCosts({1 << i: own for i, own in enumerate(seconds)})
+    curve = [costs.seconds(rows) for rows in range(1, 400)]
+    assert curve == sorted(curve)
+    assert curve[0] >= seconds[0] * (1 - 1e-9)
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(st.floats(0.3, 3.0), st.integers(0, 99))
+def test_it_follows_a_machine_that_has_become_slower_or_faster(factor, seed):
+    true, costs, rng = PassCosts(CURVE), PassCosts(CURVE), random.Random(seed)
+    for _ in range(600):
+        rows = rng.choice([1, 2, 5, 8, 16])
+        outlier = 20.0 if rng.random() < 0.05 else 1.0
+        costs.observe(rows, 0, true.seconds(rows) * factor * outlier)
+    for rows in (1, 4, 16):
+        assert costs.seconds(rows) == pytest.approx(factor * true.seconds(rows), rel=0.35)
+
+
+def test_files():
+    costs = PassCosts(CURVE, seconds_per_key=1e-6)
+    again = PassCosts.from_json(costs.as_json())
+    assert [again.seconds(rows, 9) for rows in range(1, 99)] == pytest.approx(
+        [costs.seconds(rows, 9) for rows in range(1, 99)]
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, [], {}, {"seconds": {}, "seconds_per_key": 0}, {"seconds": {"1": 1}},
+        {"seconds": 5, "seconds_per_key": 0},
+        {"seconds": {"1": -1}, "seconds_per_key": 0}, {"seconds": {"2": 1}, "seconds_per_key": 0},
+        {"seconds": {"a": 1}, "seconds_per_key": 0}, {"seconds": {"1": "nan"}, "seconds_per_key": 0},
+        {"seconds": {"1": 1}, "seconds_per_key": "inf"},
+    ],
+)  # fmt: skip
+def test_other_files(value):
+    with pytest.raises(ValueError, match=r"no costs of passes|could not convert|invalid literal"):
+        PassCosts.from_json(value)
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "max_model_len", "num_blocks"), [(64, 512, 64), (8, 512, 64), (64, 5, 1), (1, 2, 1)]
+)
+def test_measuring(max_rows, max_model_len, num_blocks):
+    model = ToyModel(max_model_len=max_model_len, num_blocks=num_blocks)
+    costs = measure(model, max_rows=max_rows)
+    assert 0 < costs.seconds(1) <= costs.seconds(8) <= costs.seconds(64, 10_000)
