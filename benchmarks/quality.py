@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from paceline.bench.environment import describe_environment
-from paceline.control.passes import chain_pass
 from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, usable_cores
+from paceline.control.passes import chain_pass
 from paceline.interfaces import Runner
 from paceline.llm import LLM
 from paceline.models.loader import LoadedModel, load

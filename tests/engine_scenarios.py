@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from paceline import verify
 from paceline.config import CacheConfig, SchedulerConfig
+from paceline.control.cost import PassCosts
+from paceline.control.policy import CostPolicy
 from paceline.draft.draft_model import DraftModelDrafter
 from paceline.draft.hybrid import HybridDrafter
 from paceline.draft.layer_skip import LayerSkipDrafter
@@ -29,7 +31,7 @@ from paceline.engine.engine import Engine
 from paceline.interfaces import Runner
 from paceline.params import RequestSpeculation, SamplingParams
 from paceline.testing import ScriptedDrafter, ToyModel
-from paceline.types import Delta, Draft, RequestOutput, RequestView
+from paceline.types import Delta, Draft, Load, Observation, RequestOutput, RequestView
 from toy_engine import TOKENIZER
 
 V = TOKENIZER.vocab_size
@@ -62,6 +64,7 @@ class Setting:
     drafter: str
     draft_blocks: int
     seed: int  # of the scripted drafters
+    row_price: float | None = None  # of a node, in passes over one row: CostPolicy selects; None = FixedLength
 
 
 prompts = st.builds(
@@ -138,6 +141,7 @@ def any_setting(
         drafter=draw(st.sampled_from(drafters)),
         draft_blocks=draw(st.sampled_from([2, least // 2 + 1, least, 5 * least])),
         seed=draw(st.integers(0, 1000)),
+        row_price=draw(st.sampled_from([None, None, 0.0, 0.2, 0.7])),
     )
 
 
@@ -158,12 +162,29 @@ def toy(**options: Any) -> ToyModel:
     return ToyModel(**{"vocab_size": V, "seed": 3, "order": 3, "max_model_len": CONTEXT, "skip_drift": 0.7, **options})
 
 
+class TimelessPolicy(CostPolicy):
+    """CostPolicy in a world where each node costs what the setting says, whatever the clock shows."""
+
+    def __init__(self, row_price: float) -> None:
+        super().__init__(PassCosts({1: 1.0, 101: 1.0 + 100 * row_price}))
+
+    def select(
+        self, views: Sequence[RequestView], drafts: Sequence[Draft | None], load: Load, *, seconds: float
+    ) -> list[Draft | None]:
+        return super().select(views, drafts, load, seconds=0.01)
+
+    def observe(self, step: Observation) -> None:
+        rows = max(1, self._load.rows + sum(len(draft) for draft in step.drafts if draft is not None))
+        super().observe(replace(step, seconds=self.costs.seconds(rows, self._load.keys)))
+
+
 def engine_of(runner: Runner, *, rule: str = "coupled", drafter: Any = None, setting: Setting) -> Engine:
     return Engine(
         runner,
         tokenizer=TOKENIZER,
         verifier=verify.create(rule, epsilon=0.3, alpha=0.09),
         drafter=drafter,
+        controller=None if setting.row_price is None else TimelessPolicy(setting.row_price),
         max_draft_tokens=setting.num_draft_tokens,
         max_predicted_tokens=3 * setting.num_draft_tokens,
         scheduler=SchedulerConfig(

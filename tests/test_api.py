@@ -31,9 +31,9 @@ FIELDS = {
     "CacheConfig": ["block_size", "kv_cache_memory", "prefix_caching", "kv_cache_dtype"],
     "SchedulerConfig": ["max_num_seqs", "max_num_batched_tokens"],
     "SpeculationConfig": [
-        "method", "num_speculative_tokens", "verification", "max_ngram", "min_ngram", "store_tokens", "table", "model",
-        "width", "least_reach", "force", "engine", "quantization", "num_threads", "kv_cache_memory", "prefix_caching",
-        "layers", "options", "typical_epsilon", "typical_alpha",
+        "method", "num_speculative_tokens", "control", "verification", "max_ngram", "min_ngram", "store_tokens",
+        "table", "model", "width", "least_reach", "force", "engine", "quantization", "num_threads", "kv_cache_memory",
+        "prefix_caching", "layers", "options", "typical_epsilon", "typical_alpha",
     ],
     "Completion": ["index", "text", "token_ids", "finish_reason", "stop_reason", "logprobs", "origins"],
 }  # fmt: skip

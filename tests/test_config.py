@@ -189,7 +189,9 @@ UNREAD = [
     *(("layer_skip", {}, name, value) for name, value in {**NEVER, **NGRAM, **TYPICAL}.items()),
     ("none", {}, "num_speculative_tokens", 3),
     ("none", {}, "verification", "block"),
-    *((method, {}, name, value) for method in ("auto", "ngram") for name, value in {**NEVER, **TYPICAL}.items()),
+    ("none", {}, "control", "fixed"),
+    *(("ngram", {}, name, value) for name, value in {**NEVER, **TYPICAL}.items()),
+    *(("auto", {}, name, value) for name, value in {**NEVER, **NGRAM, **TYPICAL}.items() if name != "model"),
     *(("draft_model", {"model": "m"}, name, value) for name, value in {**NGRAM, **TYPICAL}.items()),
     *(("suffix+recycle", {}, name, value) for name, value in {**NEVER, **NGRAM, **TYPICAL}.items()),
     *(("a.b:C", {}, name, value) for name, value in {**NEVER, **NGRAM, **TYPICAL}.items()),
@@ -199,7 +201,8 @@ UNREAD = [
     ),
     ("suffix", {}, "options", {"depth": 3}),
     ("recycle", {}, "store_tokens", 5),
-    *((method, {}, "table", "t.npz") for method in ("none", "auto", "suffix", "a.b:C")),
+    *((method, {}, "table", "t.npz") for method in ("none", "suffix", "a.b:C")),
+    ("auto", {"verification": "block"}, "table", "t.npz"),
 ]
 
 
@@ -237,7 +240,10 @@ def test_parse_refuses_them_as_their_default_too(options, name):
     "options",
     [
         {"method": "none"},
-        {"method": "auto", "num_speculative_tokens": 1, **NGRAM},
+        {"method": "auto", "num_speculative_tokens": 1, "control": "fixed", "store_tokens": 9, "table": "t.npz"},
+        {"method": "auto", **NEVER, "width": 2, "verification": "coupled"},
+        {"method": "auto", "store_tokens": 9, "verification": "rejection"},
+        {"method": "suffix+recycle", "control": "auto"},
         {"method": "ngram", "max_ngram": 1, "min_ngram": 1, "verification": "block"},
         {"method": "ngram", "verification": "typical", "typical_epsilon": 1, "typical_alpha": 1e-9},
         {"method": "draft_model", **NEVER, "verification": "rejection"},
@@ -258,7 +264,9 @@ def test_options_that_are_read(options):
 
 def test_parse():
     assert SpeculationConfig.parse(None) == SpeculationConfig(method="none") == SpeculationConfig.parse(" none ")
-    assert SpeculationConfig.parse("auto").method == "auto"
+    assert SpeculationConfig.parse("auto").methods == ("suffix", "recycle")
+    assert SpeculationConfig.parse({"method": "auto", "model": "m"}).methods == ("suffix", "recycle", "draft_model")
+    assert SpeculationConfig(method="auto", model="m", verification="block").methods == ("draft_model",)
     assert SpeculationConfig.parse(' {"method": "ngram", "max_ngram": 6}').max_ngram == 6
     config = SpeculationConfig(num_speculative_tokens=3)
     assert SpeculationConfig.parse(config) is config

@@ -22,7 +22,7 @@ def invoke(*args, exit_code=0):
 
 
 def test_json(tiny_llama):
-    value = json.loads(invoke(tiny_llama, *SHORT, "--tokens", "4, 1,2,1", "--json").stdout)
+    value = json.loads(invoke(tiny_llama, *SHORT, "--tokens", "4, 1,2,1", "--speculation", "ngram", "--json").stdout)
     assert [cost["tokens"] for cost in value["target"]] == [1, 2, 4]
     drafts = [(cost["drafter"], cost["tokens"], cost["budget"]) for cost in value["drafters"]]
     assert drafts == [("ngram", 1, 1), ("ngram", 3, 3)]
@@ -42,7 +42,7 @@ def test_weights_and_kv_are_those_of_the_model(tiny_llama):
 
 
 def test_table(tiny_llama):
-    output = invoke(tiny_llama, *SHORT, "--tokens", "1,6").stdout
+    output = invoke(tiny_llama, *SHORT, "--tokens", "1,6", "--speculation", "ngram").stdout
     assert "1.00x" in output
     assert "ngram drafts 5 in" in output
     assert "floor" in output

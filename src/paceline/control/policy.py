@@ -137,7 +137,7 @@ class CostPolicy:
             if proposed is not None and emitted:
                 self.acceptance.observe(view.request_id, proposed, emitted)
         load = self._load
-        if load.rows != load.num_sequences or not step.seconds:
+        if not load.num_sequences or load.rows != load.num_sequences:
             return  # a prompt's tokens are in it, whose price is another
         self.costs.observe(load.rows + num_nodes, load.keys, step.seconds)
         if not num_nodes:

@@ -51,9 +51,10 @@ class Drafting:
             start = time.perf_counter()
             proposals = self._ask(asked, [budgets[k] for k in chosen])
             seconds = time.perf_counter() - start
-            for k, draft in zip(chosen, proposals, strict=True):
-                if draft is not None and len(draft) and draft.law is None:
-                    proposals[k] = draft.cut_after(plan[indices[k]].sequence.ends)
+            proposals = [
+                draft if draft is None or draft.law is not None else draft.cut_after(plan[indices[k]].sequence.ends)
+                for k, draft in zip(chosen, proposals, strict=True)
+            ]
             selected = self.controller.select(asked, proposals, load, seconds=seconds)
             for k, draft in zip(chosen, selected, strict=True):
                 drafts[indices[k]] = draft if draft is not None and len(draft) else None
