@@ -30,7 +30,7 @@ ALLOWED = {  # what each module or package may import, besides itself
     "drafters": BASE | {"draft", "models"},
     "costs": BASE | {"control", "models"},
     "llm": BASE | PARTS | {"engine", "drafters", "costs"},
-    "bench": BASE | PARTS | {"engine", "llm", "_native"},
+    "bench": BASE | PARTS | {"engine", "llm", "costs", "_native"},
     "serve": BASE | PARTS | {"engine", "llm"},
     "__main__": {"cli"},
     "cli": BASE | PARTS | {"engine", "llm", "bench", "serve"},

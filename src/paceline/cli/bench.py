@@ -41,6 +41,7 @@ def bench(
     concurrency: options.Concurrency = 1,
     repeats: Annotated[int, typer.Option(help="Runs of each prompt in each mode; medians are reported.")] = 1,
     save: Annotated[str | None, typer.Option(help="Write the JSON to this file too.", metavar="FILE")] = None,
+    config_file: options.ConfigFile = None,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",

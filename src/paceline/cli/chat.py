@@ -27,6 +27,7 @@ def chat(
     min_p: options.MinP = 0.0,
     seed: options.Seed = None,
     trace: options.Trace = None,
+    config_file: options.ConfigFile = None,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",

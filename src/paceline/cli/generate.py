@@ -41,6 +41,7 @@ def generate(
     regex: Annotated[str | None, typer.Option(help="Answer with a text that matches this expression.")] = None,
     logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities, and the top N.")] = None,
     trace: options.Trace = None,
+    config_file: options.ConfigFile = None,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",

@@ -16,6 +16,7 @@ from paceline.cli.models import models
 from paceline.cli.profile import profile
 from paceline.cli.serve import serve
 from paceline.cli.trace import trace
+from paceline.cli.tune import tune
 from paceline.cli.tune_layers import tune_layers
 from paceline.cli.verify import verify
 
@@ -42,5 +43,5 @@ def root(
     """Speculative decoding: the target model's own text, in fewer serial steps."""
 
 
-for command in (generate, chat, serve, demo, verify, bench, profile, trace, tune_layers, models):
+for command in (generate, chat, serve, demo, verify, bench, profile, trace, tune, tune_layers, models):
     app.command()(guarded(command))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -10,6 +11,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from paceline.cli.guard import exit_code
 from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from paceline.errors import ConfigError, PromptError
 
@@ -98,6 +100,46 @@ Trace = Annotated[
     typer.Option(
         help="Write what each step does to this file, drafts and probabilities included; `paceline trace` shows it.",
         metavar="FILE",
+    ),
+]
+
+
+def _take_config(context: typer.Context, path: str | None) -> None:
+    """Makes the file's options the command's defaults; the command is not guarded yet."""
+    code = 0 if path is None else exit_code(lambda: _read_config(context, path))
+    if code:
+        raise typer.Exit(code)
+
+
+def _read_config(context: typer.Context, path: str) -> int:
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read --config {path}: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--config {path} is not valid JSON ({error}): `paceline tune --save` writes one.") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f'--config {path} must be a JSON object such as {{"speculation": "suffix"}}.')
+    names = {option.strip("-"): parameter.name for parameter in context.command.params for option in parameter.opts}
+    defaults = {}
+    for name, own in value.items():
+        known = names.get(name.replace("_", "-"))
+        if known is None:
+            raise ConfigError(f"--config {path}: {context.info_name} has no option {name!r:.60}: drop it.")
+        defaults[known] = json.dumps(own) if isinstance(own, dict) else own
+    context.default_map = defaults
+    return 0
+
+
+ConfigFile = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        help="JSON file of options by name, as `paceline tune --save` writes; what the command line says goes first.",
+        metavar="FILE",
+        callback=_take_config,
+        is_eager=True,
+        expose_value=False,
     ),
 ]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -40,6 +40,7 @@ def serve(
     otlp_endpoint: Annotated[
         str | None, typer.Option(help="Send OpenTelemetry spans there, such as http://localhost:4318.", metavar="URL")
     ] = None,
+    config_file: options.ConfigFile = None,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",

@@ -29,6 +29,7 @@ def verify(
     seed: options.FixedSeed = 0,
     concurrency: options.Concurrency = 1,
     trace: options.Trace = None,
+    config_file: options.ConfigFile = None,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
     engine: options.Engine = "auto",
     device: options.Device = "cpu",
