@@ -88,31 +88,39 @@ class PassCosts:
 
 
 def measure(runner: Runner, *, max_rows: int) -> PassCosts:
-    """Costs of greedy passes over up to max_rows rows, in about a second, as medians of interleaved repeats.
+    """Costs of greedy passes over up to max_rows rows, as medians of interleaved repeats. Takes about a second; for a
+    large model only as many row counts as fit into it, two at least, and more rows are extrapolated.
 
     The runner's K/V pool must be free: its contents are lost.
     """
-    size = runner.kv.block_size
-    room = min(runner.max_model_len, runner.kv.num_blocks * size)
-    counts = [rows for rows in _ROWS if rows <= max_rows] or [1]
-    counts = [rows for rows in counts if rows < room] or [1]
-    contexts = [context for context in _CONTEXTS if context + counts[-1] <= room] or [0]
-    passes = [(rows, contexts[0]) for rows in counts] + [(counts[-1], context) for context in contexts[1:]]
-    times: dict[tuple[int, int], list[float]] = {own: [] for own in passes}
+    room = min(runner.max_model_len, runner.kv.num_blocks * runner.kv.block_size)
+    most = max(1, min(max_rows, room - 1))
+    contexts = [context for context in _CONTEXTS if context + most <= room] or [0]
+    times: dict[tuple[int, int], list[float]] = {}
     fill_context(runner, np.zeros(contexts[-1], dtype=np.int32))
     began = time.perf_counter()
-    for repeat in range(-1, _MOST_REPEATS):  # the first one warms up
-        if repeat > 0 and time.perf_counter() - began > _MEASURING_SECONDS:
+    for rows in (rows for rows in _ROWS if rows <= most):
+        _timed_pass(runner, rows, contexts[0])  # warms up
+        times[rows, contexts[0]] = [_timed_pass(runner, rows, contexts[0])]
+        if len(times) > 1 and time.perf_counter() - began > _MEASURING_SECONDS:
             break
-        for rows, context in passes if repeat % 2 else reversed(passes):
-            batch = chain_pass(np.zeros(rows, dtype=np.int32), context=context, block_size=size)
-            sampling = greedy(batch.positions.astype(np.uint32) + np.uint32(1))
-            start = time.perf_counter()
-            runner.forward(batch, sampling)
-            if repeat >= 0:
-                times[rows, context].append(time.perf_counter() - start)
-    medians = {own: float(np.median(each)) for own, each in times.items()}
-    return _fitted(medians)
+    widest = max(rows for rows, _ in times)
+    times |= {(widest, context): [_timed_pass(runner, widest, context)] for context in contexts[1:]}
+    for repeat in range(_MOST_REPEATS):
+        if time.perf_counter() - began > _MEASURING_SECONDS:
+            break
+        for rows, context in times if repeat % 2 else reversed(times):
+            times[rows, context].append(_timed_pass(runner, rows, context))
+    return _fitted({own: float(np.median(each)) for own, each in times.items()})
+
+
+def _timed_pass(runner: Runner, rows: int, context: int) -> float:
+    """Seconds of a pass after so many tokens."""
+    batch = chain_pass(np.zeros(rows, dtype=np.int32), context=context, block_size=runner.kv.block_size)
+    sampling = greedy(batch.positions.astype(np.uint32) + np.uint32(1))
+    start = time.perf_counter()
+    runner.forward(batch, sampling)
+    return time.perf_counter() - start
 
 
 def _fitted(seconds: Mapping[tuple[int, int], float]) -> PassCosts:
