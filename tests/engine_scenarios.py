@@ -174,8 +174,8 @@ class TimelessPolicy(CostPolicy):
         return super().select(views, drafts, load, seconds=0.01)
 
     def observe(self, step: Observation) -> None:
-        rows = max(1, self._load.rows + sum(len(draft) for draft in step.drafts if draft is not None))
-        super().observe(replace(step, seconds=self.costs.seconds(rows, self._load.keys)))
+        drafted = sum(len(draft) for draft in step.drafts if draft is not None)
+        super().observe(replace(step, seconds=self.costs.seconds(max(1, self._step.load.rows + drafted))))
 
 
 def engine_of(runner: Runner, *, rule: str = "coupled", drafter: Any = None, setting: Setting) -> Engine:

@@ -64,7 +64,7 @@ class Live:
 @contextmanager
 def serving(engine: Engine, *, spans: Any = None, **settings: Any) -> Iterator[Live]:
     """Serves until the block is left; then nothing runs, and the engine's cache is whole."""
-    options = {"model_names": (MODEL,), "log_requests": False, "drain_timeout": 0.0, **settings}
+    options = {"model_names": (MODEL,), "log_requests": False, "drain_seconds": 0.0, **settings}
     server = Server(create_app(engine, ServerSettings(**options), spans=spans))
     with listen("127.0.0.1", 0) as socket:
         socket.listen(128)  # clients may connect before the server is up

@@ -29,7 +29,7 @@ def of(model: LoadedModel, config: EngineConfig, runner: Runner) -> PassCosts:
     """Costs of a model under a resolved config, whose runner's K/V pool is free. Takes about a second where they are
     not known."""
     path = _path(model, config)
-    with suppress(CorruptFileError, ValueError):  # measured again, and written over
+    with suppress(CorruptFileError, OSError, ValueError):  # measured again, and written over
         if (value := read_json(path)) is not None:
             return PassCosts.from_json(value)
     found = measure(runner, max_rows=min(_MAX_ROWS, config.scheduler.max_num_batched_tokens))
@@ -43,6 +43,7 @@ def _path(model: LoadedModel, config: EngineConfig) -> Path:
     settings = asdict(config)
     settings.pop("speculation")
     settings["cache"].pop("kv_cache_memory")
+    settings["scheduler"].pop("max_num_seqs")
     machine = [_cpu_name(), platform.machine(), usable_cores(), paceline.__version__]
     key = json.dumps([machine, fingerprint(model.path), settings], sort_keys=True)
     return cache_folder() / "costs" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

@@ -128,8 +128,9 @@ def test_a_key_from_the_environment_and_an_open_address(tiny_llama):
         (["--api-key", "\n"], "--api-key must be"),
         (["--max-body-size", "lots"], "--max-body-size must be"),
         (["--max-waiting", "0"], "max_waiting must be"),
-        (["--request-timeout", "0"], "request_timeout must be a number of seconds above 0"),
-        (["--drain-timeout", "nan"], "drain_timeout must be"),
+        (["--request-timeout", "0"], "request_seconds must be a number of seconds above 0"),
+        (["--request-timeout", "nan"], "--request-timeout must be a number of seconds"),
+        (["--drain-timeout", "nan"], "--drain-timeout must be"),
         (["--speculation", "magic"], "method must be one of"),
     ],
 )

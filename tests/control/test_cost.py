@@ -74,3 +74,30 @@ def test_measuring(max_rows, max_model_len, num_blocks):
     model = ToyModel(max_model_len=max_model_len, num_blocks=num_blocks)
     costs = measure(model, max_rows=max_rows)
     assert 0 < costs.seconds(1) <= costs.seconds(8) <= costs.seconds(64, 10_000)
+
+
+def test_few_measured_passes_do_not_swing():
+    costs = PassCosts({1: 0.04, 2: 0.05})
+    estimates = []
+    for step in range(2000):
+        costs.observe(17, 0, 1.0)
+        if step > 1000:
+            estimates.append(costs.seconds(17))
+    assert min(estimates) > 0.5
+    assert max(estimates) < 1.1 * min(estimates)
+
+
+def test_passes_over_two_rows_leave_the_shape_of_one_alone():
+    costs = PassCosts({1: 5e-3, 2: 6e-3, 4: 8e-3})
+    for _ in range(2000):
+        costs.observe(2, 0, 12e-3)
+    assert costs.seconds(2) == pytest.approx(12e-3, rel=0.05)
+    assert costs.seconds(1) < 10.1e-3
+
+
+def test_keys_that_were_priced_too_high_do_not_drive_the_curve_to_nothing():
+    costs = PassCosts(CURVE, seconds_per_key=1e-5)
+    for _ in range(3000):
+        costs.observe(1, 8000, 6e-3)
+    assert costs.seconds(1) > 1e-4
+    assert costs.seconds(1, 8000) == pytest.approx(6e-3, rel=0.2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from paceline.control.cost import PassCosts
 from paceline.control.guard import Guard
 from paceline.control.policy import CostPolicy, FixedLength
 from paceline.params import SamplingParams
-from paceline.types import Draft, DraftLaw, Load, RequestView
+from paceline.types import Draft, DraftLaw, Load, Observation, RequestView, Verdict
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 LOAD = Load(1, 1)
@@ -95,7 +96,7 @@ def test_without_estimates_the_guard_alone_bounds_it(curve):
 
     class Gullible(Acceptance):
         def observe(self, request_id, draft, emitted):
-            return 0.0
+            pass
 
     world = World(curve, lambda step: 0, claim=0.95)
     world.run(policy(curve, acceptance=Gullible()), steps=3000)
@@ -151,9 +152,79 @@ def test_a_node_never_comes_without_its_parent():
     assert kept.parents.tolist() == [-1, 0, 1]
 
 
+def decode(controller, draft, *, right: bool, load=LOAD, seconds=1e-4, num_computed=0) -> bool:
+    """A step of one request; whether it was asked."""
+    seen = replace(view(), num_computed=num_computed)
+    if not controller.plan([seen], [16], load)[0]:
+        controller.observe(step_of(seen, None, (), load, num_computed))
+        return False
+    [kept] = controller.select([seen], [draft], load, seconds=seconds)
+    path = tuple(range(len(kept))) if right and kept is not None else ()
+    controller.observe(step_of(seen, kept, path, load, num_computed))
+    return True
+
+
+def step_of(seen, draft, path, load, num_computed):
+    rows = load.rows + (0 if draft is None else len(draft))
+    verdict = Verdict(path, 7, "bonus")
+    return Observation([seen], [draft], [verdict], {}, np.zeros(2, np.int32), [None], steep(rows) + 1e-6 * num_computed)
+
+
+def test_a_drafter_with_a_law_that_is_right_goes_on():
+    law = DraftLaw(np.ones((4, 1)), np.array([1]))
+    controller = policy()
+    asked = [decode(controller, chain(0.5, 0.5, 0.5, 0.5, law=law), right=True) for _ in range(200)]
+    assert sum(asked) > 190
+
+
+def test_a_law_that_is_never_right_is_dropped_whole():
+    law = DraftLaw(np.ones((4, 1)), np.array([1]))
+    controller = policy()
+    for _ in range(100):
+        decode(controller, chain(0.5, 0.5, 0.5, 0.5, law=replace(law)), right=False)
+    draft = chain(0.9, 0.9, 0.9, 0.9, law=law)
+    assert controller.select([view()], [draft], LOAD, seconds=1e-4) == [None]
+
+
+def test_prompts_in_the_pass_neither_stop_drafting_nor_escape_the_guard():
+    with_prompt = Load(1, 200)
+    controller = policy()
+    for _ in range(600):
+        decode(controller, chain(0.9, 0.9), right=True, load=with_prompt)
+    assert decode(controller, chain(0.9, 0.9), right=True, load=with_prompt)
+    controller = policy()
+    slow = [decode(controller, chain(0.9, 0.9), right=False, load=with_prompt, seconds=0.02) for _ in range(40)]
+    assert 0.02 * sum(slow) <= 0.05 + 0.02 * (40 * steep(202) + 1)
+
+
+def test_keys_of_nodes_are_priced_once():
+    """A context of 8,000 tokens, where each row's keys cost more than the row itself."""
+    costs = PassCosts({rows: steep(rows) for rows in ROWS}, seconds_per_key=1e-7)
+    controller = CostPolicy(costs)
+    load = Load(1, 1, 8000)
+    for _ in range(500):
+        seen = replace(view(), num_computed=8000)
+        controller.plan([seen], [4], load)
+        [kept] = controller.select([seen], [chain(0.9, 0.9, 0.9, 0.9)], load, seconds=1e-4)
+        rows = 1 + (0 if kept is None else len(kept))
+        step = step_of(seen, kept, tuple(range(rows - 1)), load, 0)
+        controller.observe(replace(step, seconds=steep(rows) + 1e-7 * 8000 * rows))
+    for rows in (1, 5):
+        assert costs.seconds(rows, 8000 * rows) == pytest.approx(steep(rows) + 8e-4 * rows, rel=0.02)
+
+
+def test_a_step_that_fails_leaves_nothing_behind():
+    controller = policy()
+    controller.plan([view()], [4], LOAD)
+    controller.select([view()], [chain(0.9, 0.9)], LOAD, seconds=1e-4)  # then the pass raises
+    controller.plan([], [], LOAD)
+    controller.observe(step_of(view(), None, (), LOAD, 0))
+    assert controller.acceptance.reach("r", chain(0.9)) == pytest.approx([0.9])
+
+
 def test_drafts_with_a_law_stay_whole():
     law = DraftLaw(np.ones((2, 1)), np.array([1]))
-    draft = chain(0.01, 0.01, law=law)
+    draft = chain(0.01, 0.01, law=law)  # its claims say what was sampled, and are not read
     assert policy().select([view()], [draft], LOAD, seconds=1e-4) == [draft]
 
 
@@ -163,5 +234,5 @@ def test_what_is_released_is_forgotten():
     world.run(controller, steps=20)
     for i in range(3):
         controller.release(f"r{i}")
-    assert not controller._requests
+    assert not controller._records
     assert not controller.acceptance._requests

@@ -135,7 +135,7 @@ class Late(ToyModel):
 def test_a_deadline_ends_a_request_with_what_it_has(stream):
     runner = Late(vocab_size=102, num_blocks=64, block_size=4, max_model_len=256)
     runner.engine = toy(runner=runner)
-    with serving(runner.engine, request_timeout=3600.0) as live:
+    with serving(runner.engine, request_seconds=3600.0) as live:
         response = live.post("/v1/completions", json=ENDLESS | {"stream": stream})
         choices = [event["choices"][0] for event in events(response) if event != "[DONE]"] if stream else []
         last = choices[-1] if stream else response.json()["choices"][0]
@@ -197,7 +197,7 @@ def test_a_server_that_stops_ends_its_streams(drain, monkeypatch):
     monkeypatch.setattr(AsyncEngine, "close", noted)
     engine = toy()
     gate = Gate(engine)
-    with serving(engine, drain_timeout=drain) as live:
+    with serving(engine, drain_seconds=drain) as live:
         gate.let(3)
         with httpx.stream(
             "POST", live.url + "/v1/completions", json=ENDLESS | {"stream": True}, timeout=60

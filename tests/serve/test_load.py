@@ -150,7 +150,7 @@ def serve_under_load(smollm2: Any, alone: Alone, rounds: list[int]) -> list[int]
     resident = []
     with (
         LLM(smollm2, config=CONFIG, speculation="suffix+recycle", step_details=True, progress=False) as llm,
-        serving(llm.engine, drain_timeout=30.0) as live,  # which checks the cache at its end
+        serving(llm.engine, drain_seconds=30.0) as live,  # which checks the cache at its end
     ):
         for count in rounds:
             numbers = (number % NUM_DISTINCT for number in range(count))

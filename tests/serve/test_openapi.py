@@ -18,7 +18,7 @@ MANY = settings(
 
 
 def test_no_server_error():
-    with serving(toy(), request_timeout=1.0) as live:
+    with serving(toy(), request_seconds=1.0) as live:
         for found in schemathesis.openapi.from_url(f"{live.url}/openapi.json").get_all_operations():
             operation = found.ok()
 

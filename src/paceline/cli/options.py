@@ -124,9 +124,10 @@ def _read_config(context: typer.Context, path: str) -> int:
     defaults = {}
     for name, own in value.items():
         known = names.get(name.replace("_", "-"))
-        if known is None:
+        if known in (None, "config_file"):
             raise ConfigError(f"--config {path}: {context.info_name} has no option {name!r:.60}: drop it.")
-        defaults[known] = json.dumps(own) if isinstance(own, dict) else own
+        written = json.dumps(own) if isinstance(own, (dict, int, float)) and not isinstance(own, bool) else own
+        defaults[known] = written  # numbers as on the command line: 3.7 is no number of tokens
     context.default_map = defaults
     return 0
 

@@ -66,6 +66,9 @@ def serve(
         ) from error
     if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip()):
         raise ConfigError("--api-key must be printable ASCII characters: take letters and digits.")
+    for option, seconds in (("--request-timeout", request_timeout), ("--drain-timeout", drain_timeout)):
+        if seconds is not None and not 0 <= seconds < 1e9:
+            raise ConfigError(f"{option} must be a number of seconds; got {seconds!r}: try 60.")
     config = options.engine_config(
         engine=engine,
         device=device,
@@ -82,8 +85,8 @@ def serve(
         model_names=tuple(served_model_name or (model,)),
         api_key=api_key,
         max_waiting=max_waiting,
-        request_timeout=request_timeout,
-        drain_timeout=drain_timeout,
+        request_seconds=request_timeout,
+        drain_seconds=drain_timeout,
         max_body_bytes=options.parse_bytes(max_body_size, option="--max-body-size"),
         log_requests=log_requests,
     )

@@ -151,8 +151,8 @@ def _trial_json(trial: tuning.Trial) -> dict[str, Any]:
 def _verdict(trials: Sequence[tuning.Trial]) -> str:
     auto, best = trials[0], tuning.best_fixed(trials)
     even = tuning.break_even(trials)
-    pays = "Speculation pays" if max(auto.speedup, best.speedup) > 1 else "Speculation does not pay"
-    batches = "at all batch sizes tried" if even is None else f"up to fewer than {even} requests at once"
+    pays = "Speculation pays" if tuning.recommended(trials) != "none" else "Speculation does not pay"
+    batches = "at all batch sizes tried" if even is None else f"nothing from {even} requests at once on"
     return (
         f"{pays}: auto decodes at {auto.speedup:.2f}x plain speed ({auto.predicted_speedup:.2f}x by cost), the best "
         f"fixed length, {best.setting.name}, at {best.speedup:.2f}x; auto gains {batches}."

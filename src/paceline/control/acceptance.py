@@ -43,11 +43,10 @@ class Acceptance:
             reach.append(chance * reach[parent] if parent >= 0 else chance)
         return reach
 
-    def observe(self, request_id: str, draft: Draft, emitted: Sequence[int]) -> float:
-        """The draft, as it was proposed, was followed by these tokens. Returns how many of its nodes they reached."""
+    def observe(self, request_id: str, draft: Draft, emitted: Sequence[int]) -> None:
+        """The draft, as it was proposed, was followed by these tokens."""
         depth_of = {-1: 0}  # of the nodes that the text reached, and the root
         own = self._requests.setdefault(request_id, [0.0, 0.0])
-        num_right = 0
         own[:] = [_OWN_KEEP * value for value in own]
         tokens = draft.token_ids.tolist()
         for node, (place, claim, parent) in enumerate(_places(draft)):
@@ -62,8 +61,6 @@ class Acceptance:
             if right:
                 own[0] += 1.0
                 depth_of[node] = depth + 1
-                num_right += 1
-        return num_right
 
     def release(self, request_id: str) -> None:
         """The request is over."""
@@ -81,7 +78,8 @@ class Acceptance:
 def _places(draft: Draft) -> list[tuple[_Place, float, int]]:
     """Of each node its place in the statistics, its claim and its parent."""
     count = len(draft)
-    claims = [_CLAIM] * count if draft.confidence is None else draft.confidence.tolist()
+    unknown = draft.confidence is None or draft.law is not None  # a sampled node's claim depends on what it is
+    claims = [_CLAIM] * count if draft.confidence is None or unknown else draft.confidence.tolist()
     names: Sequence[object] = [draft.source] * count if draft.proposers is None else draft.proposers
     depths: list[int] = []
     places = []

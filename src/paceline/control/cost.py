@@ -1,10 +1,10 @@
-"""What a target pass costs: measured once, and corrected by every pass of the engine."""
+"""What a target pass costs: measured once, and corrected by every pass of decoding."""
 
 from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
@@ -19,50 +19,56 @@ _CONTEXTS = (32, 256)  # tokens before them: the difference tells what a key cos
 _MEASURING_SECONDS = 1.0
 _MOST_REPEATS = 7
 _TABLE = 129  # rows whose costs are looked up; beyond them the last slope goes on
-_REBUILD = 16  # passes between two renewals of the table
-_ALL_RATE = 0.02  # how far one pass moves the costs of all row counts, and
-_OWN_RATE = 0.05  # those around its own
+_REBUILD = 4  # passes between two renewals of the table
+_ALL_RATE = 0.03  # how far one pass moves the costs of all passes, and
+_OWN_RATE = 0.05  # those of its own number of rows
 _MOST_LOG = 0.25  # of a deviation that counts: a neighbour's hiccup moves no more than a small one
+_MOST_BENT = math.log(2.0)  # how far the curve may leave its measured shape
 
 
 class PassCosts:
-    """Seconds of a target pass over r rows that look at k keys: a curve over r, plus k times what a key costs.
+    """Seconds of a target pass over r rows that look at k keys: (curve(r) + k * seconds_per_key) * the machine's pace.
 
     seconds: of passes over some row counts, 1 among them, without keys. The curve never falls, whatever was measured:
-    noise must not make a longer pass look cheaper. `observe` moves it towards what passes take now, a little with each,
-    however far off that is.
+    noise must not make a longer pass look cheaper. `observe` moves pace and curve towards what passes take now, a
+    little with each, however far off that is.
     """
 
     def __init__(self, seconds: Mapping[int, float], *, seconds_per_key: float = 0.0) -> None:
-        self._knots = sorted(seconds)
-        self._logs = [math.log(seconds[rows]) for rows in self._knots]
+        self._rows = sorted(seconds)
+        self._measured = [seconds[rows] for rows in self._rows]
+        self._bent = [0.0] * len(self._rows)  # log of what the curve is times what was measured
         self._per_key = seconds_per_key
+        self._pace = 0.0  # log
         self._num_observed = 0
-        self._table: list[float] = []
+        self._curve: list[float] = []
+        self._factor = 1.0
         self._rebuild()
 
     def seconds(self, rows: int, keys: int = 0) -> float:
         """Of a pass over `rows` >= 1."""
-        table = self._table
-        if rows < _TABLE:
-            return table[rows] + keys * self._per_key
-        return table[-1] + (rows - _TABLE + 1) * (table[-1] - table[-2]) + keys * self._per_key
+        curve = self._curve
+        own = curve[rows] if rows < _TABLE else curve[-1] + (rows - _TABLE + 1) * (curve[-1] - curve[-2])
+        return (own + keys * self._per_key) * self._factor
 
     def observe(self, rows: int, keys: int, seconds: float) -> None:
         """A pass took so long."""
         off = math.log(max(seconds, 1e-9) / self.seconds(rows, keys))
         off = min(_MOST_LOG, max(-_MOST_LOG, off))
-        at = bisect_left(self._knots, rows)
-        for index in range(len(self._knots)):
-            near = index in (at - 1, at) or (index == at - 1 == len(self._knots) - 1)
-            self._logs[index] += (_ALL_RATE + _OWN_RATE * near) * off
+        self._pace += _ALL_RATE * off
+        right = min(bisect_right(self._rows, rows), len(self._rows) - 1)
+        left = max(0, right - 1)
+        span = self._rows[right] - self._rows[left]
+        share = min(1.0, (rows - self._rows[left]) / span) if span else 1.0
+        for index, weight in ((left, 1.0 - share), (right, share)):
+            self._bent[index] = min(_MOST_BENT, max(-_MOST_BENT, self._bent[index] + _OWN_RATE * weight * off))
         self._num_observed += 1
         if self._num_observed % _REBUILD == 0:
             self._rebuild()
 
     def as_json(self) -> dict[str, Any]:
-        """The costs for a file."""
-        seconds = {str(rows): math.exp(log) for rows, log in zip(self._knots, self._logs, strict=True)}
+        """The measured costs for a file."""
+        seconds = {str(rows): own for rows, own in zip(self._rows, self._measured, strict=True)}
         return {"seconds": seconds, "seconds_per_key": self._per_key}
 
     @classmethod
@@ -78,34 +84,36 @@ class PassCosts:
         return cls(seconds, seconds_per_key=per_key)
 
     def _rebuild(self) -> None:
-        rising = list(accumulate(map(math.exp, self._logs), max))
-        table = np.interp(np.arange(_TABLE), self._knots, rising)
-        last, before = self._knots[-1], self._knots[-2] if len(self._knots) > 1 else 0
+        self._factor = math.exp(self._pace)
+        own = (seconds * math.exp(bent) for seconds, bent in zip(self._measured, self._bent, strict=True))
+        rising = list(accumulate(own, max))
+        rows = np.arange(_TABLE)
+        curve = np.interp(rows, self._rows, rising)
+        last, before = (self._rows[-1], self._rows[-2]) if len(self._rows) > 1 else (1, 0)
         slope = (rising[-1] - (rising[-2] if len(rising) > 1 else 0.0)) / (last - before)
-        beyond = np.arange(_TABLE) > last
-        table[beyond] = rising[-1] + slope * (np.arange(_TABLE)[beyond] - last)
-        self._table = table.tolist()
+        curve[rows > last] = rising[-1] + slope * (rows[rows > last] - last)
+        self._curve = curve.tolist()
 
 
 def measure(runner: Runner, *, max_rows: int) -> PassCosts:
-    """Costs of greedy passes over up to max_rows rows, as medians of interleaved repeats. Takes about a second; for a
-    large model only as many row counts as fit into it, two at least, and more rows are extrapolated.
+    """Costs of greedy passes over up to max_rows rows, as medians of interleaved repeats. Takes about a second; of a
+    large model only as many row counts are measured as fit into it, and the last one.
 
     The runner's K/V pool must be free: its contents are lost.
     """
     room = min(runner.max_model_len, runner.kv.num_blocks * runner.kv.block_size)
     most = max(1, min(max_rows, room - 1))
     contexts = [context for context in _CONTEXTS if context + most <= room] or [0]
+    counts = [rows for rows in _ROWS if rows <= most]
     times: dict[tuple[int, int], list[float]] = {}
     fill_context(runner, np.zeros(contexts[-1], dtype=np.int32))
     began = time.perf_counter()
-    for rows in (rows for rows in _ROWS if rows <= most):
+    for rows in counts:
+        if rows < counts[-1] and time.perf_counter() - began > _MEASURING_SECONDS:
+            continue
         _timed_pass(runner, rows, contexts[0])  # warms up
         times[rows, contexts[0]] = [_timed_pass(runner, rows, contexts[0])]
-        if len(times) > 1 and time.perf_counter() - began > _MEASURING_SECONDS:
-            break
-    widest = max(rows for rows, _ in times)
-    times |= {(widest, context): [_timed_pass(runner, widest, context)] for context in contexts[1:]}
+    times |= {(counts[-1], context): [_timed_pass(runner, counts[-1], context)] for context in contexts[1:]}
     for repeat in range(_MOST_REPEATS):
         if time.perf_counter() - began > _MEASURING_SECONDS:
             break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.control.acceptance import Acceptance
 from paceline.control.cost import PassCosts
@@ -11,11 +11,11 @@ from paceline.control.guard import Guard
 from paceline.types import Draft, Load, Observation, RequestView
 
 _ASKING_SHARE = 0.01  # of the time that may go into asking for drafts that come to nothing
-_MOST_SKIPPED = 32  # steps between two tries
-_PLAIN_EVERY = 256  # steps after which one is made plainly, so that its price stays known
+_PLAIN_EVERY = 256  # decoding steps after which one is made plainly, so that its price stays known
 _RATE = 0.03  # weight of the newest step in averages: about the last 30 count, and
 _GAIN_RATE = 0.12  # of the newest draft of a request
 _FREE_TRIES = 8  # drafts of a request before it is judged
+_MOST_TIMES = 4.0  # a request's usual drafting time that counts of a single one: the rest is a hiccup
 _GUARD_PASSES = 10  # over one row, that speculation may cost on top of its share of the time
 _MARGIN = 1.05  # by which a node must be worth more than it costs: chances are estimates
 
@@ -44,15 +44,29 @@ class FixedLength:
 
 @dataclass(slots=True)
 class _Record:
-    """What asking for one request's drafts brings of late."""
+    """What asking for one request's drafts brings and costs of late."""
 
     tries: int = 0
-    gain: float = 0.0  # seconds that a draft's nodes save beyond their own, before the time to draft them
+    gain: float = 0.0  # seconds that a draft's nodes save beyond their own
+    seconds: float = 0.0  # to draft
     skipped: int = 0  # steps since the last try
 
-    def note(self, gain: float) -> None:
+    def note(self, gain: float, seconds: float) -> None:
         self.tries, self.skipped = self.tries + 1, 0
-        self.gain += max(1 / self.tries, _GAIN_RATE) * (gain - self.gain)
+        if self.tries > 1:
+            seconds = min(seconds, _MOST_TIMES * self.seconds)
+        weight = max(1 / self.tries, _GAIN_RATE)
+        self.gain += weight * (gain - self.gain)
+        self.seconds += weight * (seconds - self.seconds)
+
+
+@dataclass(slots=True)
+class _Step:
+    """What is known of a step before its pass."""
+
+    load: Load
+    proposed: dict[str, Draft] = field(default_factory=dict)  # as they came, by request
+    drafting_seconds: float = 0.0
 
 
 class CostPolicy:
@@ -65,122 +79,152 @@ class CostPolicy:
     time that goes into a poor node is taken from steps that would use it better. n = 0 is plain decoding.
 
     Where the drafts of a request save less than it takes to draft them, it is asked about once in a while only, as
-    often as _ASKING_SHARE of the time allows. The guard bounds the loss where all these estimates are wrong. Drafts
-    with a law are verified whole, for which of their sampled nodes are kept may not depend on what they are.
+    often as _ASKING_SHARE of the time allows. The guard bounds the loss where chances are misjudged.
+
+    Drafts with a law are kept whole or not at all, by their length and what became of earlier ones: which of their
+    sampled nodes are verified may not depend on what they are.
     """
 
     def __init__(self, costs: PassCosts, *, acceptance: Acceptance | None = None, guard: Guard | None = None) -> None:
         self.costs = costs
         self.acceptance = acceptance or Acceptance()
         self.guard = guard or Guard(budget_seconds=_GUARD_PASSES * costs.seconds(1))
-        self._requests: dict[str, _Record] = {}
-        self._speedup = 1.0  # of steps over plain ones, lately
-        self._seconds_a_draft = 0.0  # of one request's draft, lately
-        self._since_plain = 0
-        self._proposed: dict[str, Draft] = {}  # of this step, as they came
-        self._drafting_seconds = 0.0
-        self._load = Load(0, 0)
+        self._records: dict[str, _Record] = {}
+        self._speedup = 1.0  # of decoding steps over plain ones, lately
+        self._since_plain = 0  # decoding steps
+        self._step = _Step(Load(0, 0))
 
     def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:
         """Nodes that each request may draft, at most its limit; 0 = it is not asked."""
-        self._begin(load)
-        self._since_plain += 1
-        if self._since_plain > _PLAIN_EVERY or self._seconds_a_draft * len(views) > self.guard.allowance:
+        self._step = _Step(load)
+        if self._since_plain >= _PLAIN_EVERY:
             return [0] * len(views)
-        every = self._steps_between_tries(load)
         planned = []
+        allowance = self.guard.allowance
         for view, limit in zip(views, limits, strict=True):
-            own = self._requests.setdefault(view.request_id, _Record())
+            own = self._records.setdefault(view.request_id, _Record())
             own.skipped += 1
-            pays = own.tries < _FREE_TRIES or own.gain > self._seconds_a_draft
-            planned.append(limit if pays or own.skipped >= every else 0)
+            pays = own.tries < _FREE_TRIES or own.gain > own.seconds
+            asked = (pays or own.skipped >= self._steps_between_tries(own, load)) and own.seconds <= allowance
+            allowance -= own.seconds if asked else 0.0
+            planned.append(limit if asked else 0)
         return planned
 
     def select(
         self, views: Sequence[RequestView], drafts: Sequence[Draft | None], load: Load, *, seconds: float
     ) -> list[Draft | None]:
-        """The nodes of the drafts that are worth their time. seconds: that it took to draft them."""
-        self._drafting_seconds = seconds
-        if views:
-            self._seconds_a_draft += _GAIN_RATE * (seconds / len(views) - self._seconds_a_draft)
-        self._proposed = {v.request_id: d for v, d in zip(views, drafts, strict=True) if d is not None and len(d)}
-        fixed_rows = sum(len(draft) for draft in self._proposed.values() if draft.law is not None)
+        """What is worth its time of the drafts, which took `seconds`."""
+        step, rate = self._step, self._rate(load)
+        step.drafting_seconds = seconds
+        step.proposed = {v.request_id: d for v, d in zip(views, drafts, strict=True) if d is not None and len(d)}
+        choice = _Choice(self.costs, load, rate=rate, allowance=self.guard.allowance - seconds)
+        gains = [0.0] * len(views)  # in seconds
+        selected: list[Draft | None] = [None] * len(views)
         nodes: list[tuple[float, int, int]] = []  # -reach, draft, node: a node's parent comes before it
         for index, (view, draft) in enumerate(zip(views, drafts, strict=True)):
-            if draft is not None and draft.law is None:
-                reach = self.acceptance.reach(view.request_id, draft)
+            if draft is None:
+                continue
+            reach = self.acceptance.reach(view.request_id, draft)
+            if draft.law is None:
                 nodes += [(-chance, index, node) for node, chance in enumerate(reach)]
+            elif len(draft) and (gain := choice.take_whole(sum(reach), len(draft), view.num_computed)) > 0:
+                selected[index], gains[index] = draft, gain
         nodes.sort()
+        contexts = [view.num_computed for view in views]
+        best = choice.best_count([(-minus_reach, contexts[index]) for minus_reach, index, _ in nodes])
+        price = choice.seconds / best if best else 0.0
         kept: list[list[int]] = [[] for _ in views]
-        gains = [0.0] * len(views)
-        rate = self._rate(load)
-        for minus_reach, index, node in nodes[: self._best_count(nodes, load, fixed_rows, rate)]:
+        for minus_reach, index, node in nodes[:best]:
             kept[index].append(node)
-            gains[index] -= minus_reach / rate
-        price = self._extra_seconds(load, fixed_rows + sum(map(len, kept))) / max(1, sum(map(len, kept)))
-        for index, view in enumerate(views):
-            self._requests.setdefault(view.request_id, _Record()).note(gains[index] - price * len(kept[index]))
-        return [
-            draft if draft is None or draft.law is not None else draft.only(sorted(own)) if own else None
-            for draft, own in zip(drafts, kept, strict=True)
-        ]
+            gains[index] += -minus_reach / rate - price
+        for index, own in enumerate(kept):
+            draft = drafts[index]
+            if own and draft is not None:
+                selected[index] = draft if len(own) == len(draft) else draft.only(sorted(own))
+        for view, gain in zip(views, gains, strict=True):
+            self._records.setdefault(view.request_id, _Record()).note(gain, seconds / len(views))
+        return selected
 
     def observe(self, step: Observation) -> None:
         """Learns from a step: chances, costs, and what speculation gained."""
-        num_tokens, num_nodes = 0, 0
+        before, self._step = self._step, _Step(Load(0, 0))
+        load, rows, keys, num_accepted = before.load, before.load.rows, before.load.keys, 0
         for i, view in enumerate(step.views):
             emitted = step.emitted(i)
-            num_tokens += len(emitted)
-            draft = step.drafts[i]
-            num_nodes += 0 if draft is None else len(draft)
-            proposed = self._proposed.get(view.request_id)
+            draft, proposed = step.drafts[i], before.proposed.get(view.request_id)
+            if draft is not None:
+                rows += len(draft)
+                keys += len(draft) * view.num_computed
+                num_accepted += max(0, len(emitted) - 1)
             if proposed is not None and emitted:
                 self.acceptance.observe(view.request_id, proposed, emitted)
-        load = self._load
-        if not load.num_sequences or load.rows != load.num_sequences:
-            return  # a prompt's tokens are in it, whose price is another
-        self.costs.observe(load.rows + num_nodes, load.keys, step.seconds)
-        if not num_nodes:
-            self._since_plain = 0
-        plain = self.costs.seconds(load.rows, load.keys) / load.num_sequences * num_tokens
+        if not load.num_sequences:
+            return
         # What the pass should have taken: a neighbour's hiccups are not speculation's losses
-        taken = self.costs.seconds(load.rows, load.keys) + self._extra_seconds(load, num_nodes) + self._drafting_seconds
-        self.guard.note(taken, plain_seconds=plain)
-        self._speedup += _RATE * (min(plain / taken, 8.0) - self._speedup)
-        self._begin(Load(0, 0))
+        extra = self.costs.seconds(rows, keys) - self.costs.seconds(load.rows, load.keys)
+        saved = num_accepted / load.num_sequences * self._plain_seconds(load)
+        self.guard.note(step.seconds + before.drafting_seconds, lost=extra + before.drafting_seconds - saved)
+        if load.rows != load.num_sequences:
+            return  # a prompt's tokens are in it, whose price is another
+        plain = self.costs.seconds(load.rows, load.keys)
+        gained = (plain + saved) / (plain + extra + before.drafting_seconds)
+        self._speedup += _RATE * (min(gained, 8.0) - self._speedup)
+        self._since_plain = self._since_plain + 1 if rows > load.rows else 0
+        self.costs.observe(rows, keys, step.seconds)
 
     def release(self, request_id: str) -> None:
         """The request is over or preempted."""
-        self._requests.pop(request_id, None)
+        self._records.pop(request_id, None)
         self.acceptance.release(request_id)
 
-    def _begin(self, load: Load) -> None:
-        self._load, self._proposed, self._drafting_seconds = load, {}, 0.0
+    def _plain_seconds(self, load: Load) -> float:
+        """Of a pass over one token of each sequence that decodes."""
+        keys = load.keys if load.rows == load.num_sequences else 0
+        return self.costs.seconds(load.num_sequences, keys)
 
     def _rate(self, load: Load) -> float:
-        """Tokens a second that the engine makes in steps of this size."""
-        return max(1.0, self._speedup) * load.num_sequences / self.costs.seconds(load.rows, load.keys)
+        """Tokens a second that the engine makes in decoding steps of so many sequences."""
+        return max(1.0, self._speedup) * load.num_sequences / self._plain_seconds(load)
 
-    def _extra_seconds(self, load: Load, num_nodes: int) -> float:
-        each = load.keys // max(1, load.rows)
-        more = self.costs.seconds(load.rows + num_nodes, load.keys + each * num_nodes)
-        return more - self.costs.seconds(load.rows, load.keys)
-
-    def _best_count(self, nodes: Sequence[tuple[float, int, int]], load: Load, fixed_rows: int, rate: float) -> int:
-        """How many of the nodes, likeliest first, are worth most together."""
-        best, best_value, tokens = 0, 0.0, 0.0
-        before, allowance = self._extra_seconds(load, fixed_rows), self.guard.allowance
-        for count, (minus_reach, _, _) in enumerate(nodes, 1):
-            seconds = self._extra_seconds(load, fixed_rows + count)
-            if seconds > allowance:
-                break
-            tokens -= minus_reach
-            value = tokens - _MARGIN * rate * (seconds - before)
-            if value > best_value:
-                best, best_value = count, value
-        return best
-
-    def _steps_between_tries(self, load: Load) -> int:
+    def _steps_between_tries(self, own: _Record, load: Load) -> int:
         """Steps between two drafts that come to nothing, so that they take no more than their share of the time."""
-        share = self._seconds_a_draft * load.num_sequences / self.costs.seconds(load.rows, load.keys)
-        return max(1, min(_MOST_SKIPPED, round(share / _ASKING_SHARE)))
+        return max(1, round(own.seconds * load.num_sequences / self._plain_seconds(load) / _ASKING_SHARE))
+
+
+class _Choice:
+    """Which nodes a pass takes on top of its load, in a step in which a second is worth `rate` tokens."""
+
+    def __init__(self, costs: PassCosts, load: Load, *, rate: float, allowance: float) -> None:
+        self._costs = costs
+        self._rows, self._keys = load.rows, load.keys
+        self._before = costs.seconds(load.rows, load.keys)
+        self._rate = _MARGIN * rate
+        self._allowance = allowance
+        self.seconds = 0.0  # that the nodes of best_count add
+
+    def take_whole(self, tokens: float, num_nodes: int, context: int) -> float:
+        """Takes nodes that bring so many tokens together, if they are worth it; the seconds that they save, or 0."""
+        rows, keys = self._rows + num_nodes, self._keys + num_nodes * context
+        seconds = self._costs.seconds(rows, keys) - self._before
+        gain = tokens / self._rate - seconds
+        if seconds > self._allowance or gain <= 0:
+            return 0.0
+        self._rows, self._keys, self._before = rows, keys, self._before + seconds
+        self._allowance -= seconds
+        return gain
+
+    def best_count(self, nodes: Sequence[tuple[float, int]]) -> int:
+        """How many of the nodes (chance to be reached, context), likeliest first, are worth most together."""
+        cost, before, rate = self._costs.seconds, self._before, self._rate
+        best, best_value, tokens = 0, 0.0, 0.0
+        rows, keys = self._rows, self._keys
+        for count, (reach, context) in enumerate(nodes, 1):
+            keys += context
+            seconds = cost(rows + count, keys) - before
+            if seconds > self._allowance:
+                break
+            tokens += reach
+            value = tokens - rate * seconds
+            if value > best_value:
+                best, best_value, self.seconds = count, value, seconds
+        return best

@@ -38,30 +38,33 @@ class Drafting:
         """One draft or None for each part. Raises DraftMismatchError, naming the drafter, for what is no draft."""
         drafts: list[Draft | None] = [None] * len(plan)
         indices = [i for i, part in enumerate(plan) if part.draft_limit > 0]
-        if not indices:
-            return drafts
         views = [plan[i].view(cache) for i in indices]
         limits = [plan[i].draft_limit for i in indices]
         load = _load(plan)
+        asked: list[tuple[int, RequestView, int]] = []  # part, view, budget
         planned = self.controller.plan(views, limits, load)
-        budgets = [min(limit, int(budget)) for limit, budget in zip(limits, planned, strict=True)]
-        chosen = [k for k, budget in enumerate(budgets) if budget > 0]
-        if chosen:
-            asked = [views[k] for k in chosen]
-            start = time.perf_counter()
-            proposals = self._ask(asked, [budgets[k] for k in chosen])
-            seconds = time.perf_counter() - start
-            proposals = [
-                draft if draft is None or draft.law is not None else draft.cut_after(plan[indices[k]].sequence.ends)
-                for k, draft in zip(chosen, proposals, strict=True)
-            ]
-            selected = self.controller.select(asked, proposals, load, seconds=seconds)
-            for k, draft in zip(chosen, selected, strict=True):
-                drafts[indices[k]] = draft if draft is not None and len(draft) else None
-        for i, limit in zip(indices, limits, strict=True):
-            draft = drafts[i]
-            if draft is None or len(draft) < limit:
+        for i, view, limit, budget in zip(indices, views, limits, planned, strict=True):
+            if budget > 0:
+                asked.append((i, view, min(limit, int(budget))))
+            else:
                 plan[i].sequence.lengths_fixed = False
+        if not asked:
+            return drafts
+        views = [view for _, view, _ in asked]
+        start = time.perf_counter()
+        proposals = self._ask(views, [budget for _, _, budget in asked])
+        seconds = time.perf_counter() - start
+        for index, (i, _, budget) in enumerate(asked):
+            draft, sequence = proposals[index], plan[i].sequence
+            if draft is None or len(draft) < budget:
+                sequence.lengths_fixed = False
+            if draft is not None and draft.law is None:
+                proposals[index] = draft.cut_after(sequence.ends)
+        selected = self.controller.select(views, proposals, load, seconds=seconds)
+        for (i, _, _), whole, draft in zip(asked, proposals, selected, strict=True):
+            if draft is not whole:
+                plan[i].sequence.lengths_fixed = False
+            drafts[i] = draft if draft is not None and len(draft) else None
         return drafts
 
     def observe(self, step: Observation) -> None:
@@ -85,7 +88,7 @@ class Drafting:
             for draft, budget in zip(drafts, budgets, strict=True):
                 if draft is not None:
                     check_draft(draft, drafter=name, budget=budget, vocab_size=vocab_size, chains_only=chains_only)
-            return drafts
+            return list(drafts)
         return [None] * len(views)
 
     @contextmanager
@@ -96,11 +99,12 @@ class Drafting:
         except Exception as error:
             if not self.skip_errors:
                 raise
-            self._count(error)
+            self._skip(error)
             for view in views:
-                self.release(view.request_id)
+                with self._guarded(()):
+                    self.drafter.release(view.request_id)
 
-    def _count(self, error: Exception) -> None:
+    def _skip(self, error: Exception) -> None:
         self.num_errors += 1
         if self.num_errors == 1:
             warnings.warn(

@@ -33,7 +33,7 @@ def create_app(engine: Engine, settings: ServerSettings, *, spans: Spans | None 
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.engine.start()
         yield
-        await service.engine.close(drain_seconds=settings.drain_timeout)
+        await service.engine.close(drain_seconds=settings.drain_seconds)
         if spans is not None:
             await run_in_threadpool(spans.close)
 

@@ -41,7 +41,7 @@ async def submit(
                     params,
                     prompt=text,
                     priority=priority,
-                    deadline_seconds=service.settings.request_timeout,
+                    deadline_seconds=service.settings.request_seconds,
                 )
             )
     except BaseException as error:

@@ -20,7 +20,7 @@ _GRACE_SECONDS = 5.0  # for what is over to reach the clients, on top of the tim
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that stops the engine first: what runs has settings.drain_timeout to finish.
+    """A uvicorn server that stops the engine first: what runs has settings.drain_seconds to finish.
 
     A second signal ends it at once.
     """
@@ -31,13 +31,13 @@ class Server(uvicorn.Server):
             app,
             log_level="warning",
             access_log=False,  # the app logs each request itself, with its tokens
-            timeout_graceful_shutdown=int(self._service.settings.drain_timeout + _GRACE_SECONDS),
+            timeout_graceful_shutdown=int(self._service.settings.drain_seconds + _GRACE_SECONDS),
         )
         super().__init__(config)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Takes no more requests; each running one ends with an output before its connection is closed."""
-        drained = asyncio.ensure_future(self._service.engine.close(self._service.settings.drain_timeout))
+        drained = asyncio.ensure_future(self._service.engine.close(self._service.settings.drain_seconds))
         forced = asyncio.ensure_future(self._close_if_forced())
         await super().shutdown(sockets)
         await drained

@@ -27,17 +27,17 @@ class ServerSettings:
     max_body_bytes: int = 4 << 20  # larger requests are refused
     body_seconds: float = 60.0  # for a request to arrive
     write_seconds: float = 60.0  # for a client to take what it is sent, before its request is cancelled
-    request_timeout: float | None = None  # seconds; a request that takes longer ends with what it has
-    drain_timeout: float = 30.0  # seconds for running requests to finish once the server is told to stop
+    request_seconds: float | None = None  # a request that takes longer ends with what it has
+    drain_seconds: float = 30.0  # for running requests to finish once the server is told to stop
     log_requests: bool = True  # a line for each
 
     def __post_init__(self) -> None:
         at_least("max_waiting", self.max_waiting, 1, example=256)
-        if self.request_timeout is not None and not 0 < self.request_timeout < 1e9:
+        if self.request_seconds is not None and not 0 < self.request_seconds < 1e9:
             raise ConfigError(
-                f"request_timeout must be a number of seconds above 0, or None; got {self.request_timeout!r}: try 60."
+                f"request_seconds must be a number of seconds above 0, or None; got {self.request_seconds!r}: try 60."
             )
-        for name in ("drain_timeout", "body_seconds", "write_seconds"):
+        for name in ("drain_seconds", "body_seconds", "write_seconds"):
             value = getattr(self, name)
             if not 0 <= value < 1e9:
                 raise ConfigError(f"{name} must be a number of seconds, 0 or more; got {value!r}: try 60.")
