@@ -85,7 +85,7 @@ def run(
     llm = LLM(model, config=own, progress=False)
     drafting = llm.engine.drafting
     assert drafting is not None
-    drafting.controller = forecast = _Forecast(drafting.controller, costs.of(model, llm.config, llm.runner))
+    drafting.controller = forecast = Forecast(drafting.controller, costs.of(model, llm.config, llm.runner))
     measurement = measure(
         llm,
         prompts,
@@ -132,7 +132,7 @@ def _speculation(rule: SpeculationConfig, setting: Setting) -> SpeculationConfig
     return replace(rule, control="fixed", num_speculative_tokens=setting.length)
 
 
-class _Forecast(Controller):
+class Forecast(Controller):
     """Does what another controller does, and adds up what passes with drafts should take, and plain ones instead."""
 
     def __init__(self, controller: Controller, costs: PassCosts) -> None:
@@ -140,13 +140,13 @@ class _Forecast(Controller):
         self._costs = costs
         self._load = Load(0, 0)
         self._drafting_seconds = 0.0
-        self._plain_seconds = 0.0
-        self._seconds = 0.0
+        self.plain_seconds = 0.0  # of plain passes for the same tokens
+        self.seconds = 0.0  # of the passes as they are, and of drafting
 
     @property
     def speedup(self) -> float:
         """Of decoding, by the costs."""
-        return self._plain_seconds / self._seconds if self._seconds else 1.0
+        return self.plain_seconds / self.seconds if self.seconds else 1.0
 
     def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:
         self._load, self._drafting_seconds = load, 0.0
@@ -167,8 +167,8 @@ class _Forecast(Controller):
         keys = sum(own * view.num_computed for own, view in zip(nodes, step.views, strict=True))
         plain = self._costs.seconds(load.rows, load.keys)
         num_tokens = sum(len(step.emitted(i)) for i in range(len(step.views)))
-        self._plain_seconds += plain * num_tokens / load.num_sequences
-        self._seconds += self._costs.seconds(load.rows + sum(nodes), load.keys + keys) + self._drafting_seconds
+        self.plain_seconds += plain * num_tokens / load.num_sequences
+        self.seconds += self._costs.seconds(load.rows + sum(nodes), load.keys + keys) + self._drafting_seconds
 
     def release(self, request_id: str) -> None:
         self._controller.release(request_id)
