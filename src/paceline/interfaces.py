@@ -121,6 +121,7 @@ class Drafter(Protocol):
     hidden_layers: tuple[int | str, ...] = ()  # layers of the target whose hidden states `observe` wants
     note: str = ""  # what people should know of it, for the model card
     num_successors: int = 0  # best next tokens of each sampled row that `observe` wants
+    remembers: bool = False  # what it drafts for a request depends on others before it
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -160,6 +161,8 @@ class Verifier(Protocol):
 
 class Controller(Protocol):
     """Decides how many nodes each request may draft in a step, and which of them are verified."""
+
+    fixed: bool  # what it decides depends on settings alone, not on clocks or on other requests
 
     def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:
         """Nodes for each request, at most its limit; 0 = it is not asked, and decodes plainly. load: the pass without

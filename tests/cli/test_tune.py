@@ -64,6 +64,8 @@ def test_table(tiny_llama, prompts):
     ("options", "message"),
     [
         (["--lengths", "0"], "--lengths must be numbers"),
+        (["--lengths", "1 2,3"], "--lengths must be numbers"),
+        (["--max-tokens", "1"], "--max-tokens must be an integer >= 2"),
         (["--lengths", "100"], "--lengths must be at most 64; got 100"),
         (["--batches", "x"], "--batches must be numbers"),
         (["--repeats", "0"], "--repeats must be"),
@@ -82,7 +84,20 @@ def test_refusals(prompts, options, message):
     [
         ("{", "is not valid JSON"),
         ("[]", "must be a JSON object"),
+        ("5", "must be a JSON object"),
         ('{"speculate": 1}', "generate has no option 'speculate': drop it."),
+        ('{"model": "m"}', "generate has no option 'model': drop it."),
+        ('{"config": "c.json"}', "generate has no option 'config': drop it."),
+        ('{"max_tokens": 3.7}', "max_tokens cannot be '3.7'"),
+        ('{"max_tokens": "many"}', "max_tokens cannot be 'many'"),
+        ('{"max_tokens": true}', "max_tokens must be a text or a number; got True."),
+        ('{"max_tokens": [3]}', "max_tokens must be a text or a number; got [3]."),
+        ('{"max_tokens": null}', "max_tokens must be a text or a number; got None."),
+        ('{"json": 1}', "json must be true or false; got 1."),
+        ('{"trace": true}', "trace must be a text or a number; got True."),
+        ('{"stop": [3]}', "stop must be a text or a number; got [3]."),
+        ('{"seed": 1, "seed": 2}', "names 'seed' twice: drop one."),
+        ('{"max_tokens": 1, "max-tokens": 2}', "names 'max-tokens' twice: drop one."),
         ('{"speculation": {"method": "magic"}}', "method must be one of"),
         (None, "cannot read --config"),
     ],
@@ -93,11 +108,12 @@ def test_bad_config_files(tiny_llama, tmp_path, text, message):
         path.write_text(text)
     result = invoke("generate", tiny_llama, "--prompt", "a", "--config", path, exit_code=2)
     assert message in result.stderr
+    assert len([line for line in result.stderr.splitlines() if "KV cache" not in line]) == 1
 
 
 def test_the_command_line_goes_before_the_file(tiny_llama, tmp_path):
     path = tmp_path / "c.json"
-    path.write_text('{"max-tokens": 3, "seed": 5, "json": true}')
+    path.write_text('\ufeff{"max-tokens": 3, "seed": 5, "json": true, "stop": ["x", "y"]}', encoding="utf-8")
     both = invoke("generate", tiny_llama, "--prompt", "a", "--config", path, "--max-tokens", "2", *SHORT[2:6])
     value = json.loads(both.stdout)
     assert len(value["token_ids"]) <= 2
@@ -121,4 +137,5 @@ def test_where_there_is_nothing_to_gain():
     trials = [trial(None, batch, speedup) for batch, speedup in ((8, 0.99), (1, 1.4), (4, 1.1), (16, 0.98))]
     assert break_even([*trials, trial(4, 1, 0.5)]) == 8
     assert break_even(trials[1:3]) is None
+    assert break_even([trial(None, 1, 1.4), trial(None, 2, 0.99), trial(None, 4, 1.6)]) is None
     assert settings([1, 2], [1, 4]) == [Setting(None, 1), Setting(1, 1), Setting(2, 1), Setting(None, 4)]

@@ -59,7 +59,9 @@ def test_files():
         {"seconds": 5, "seconds_per_key": 0},
         {"seconds": {"1": -1}, "seconds_per_key": 0}, {"seconds": {"2": 1}, "seconds_per_key": 0},
         {"seconds": {"a": 1}, "seconds_per_key": 0}, {"seconds": {"1": "nan"}, "seconds_per_key": 0},
-        {"seconds": {"1": 1}, "seconds_per_key": "inf"},
+        {"seconds": {"1": 1}, "seconds_per_key": "inf"}, {"seconds": {"1": 10**400}, "seconds_per_key": 0},
+        {"seconds": {"1": 1, "9" * 30: 2}, "seconds_per_key": 0}, {"seconds": {"1": 5e-324}, "seconds_per_key": 0},
+        {"seconds": {"1": 1}, "seconds_per_key": 10**400},
     ],
 )  # fmt: skip
 def test_other_files(value):

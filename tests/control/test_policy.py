@@ -84,10 +84,11 @@ def test_close_to_the_best_fixed_length(curve, chance):
 def test_the_guard_bounds_what_is_lost(curve, accepted, draft_seconds, num_requests):
     world = World(curve, accepted, claim=0.95, draft_seconds=draft_seconds, num_requests=num_requests)
     controller = policy(curve, guard=Guard(budget_seconds=0.05, share=0.02))
-    longest = max(draft_seconds(step) for step in range(200))  # what nobody can know before it happens
+    # What nobody can know before it happens; and once may have been a hiccup
+    longest = max(draft_seconds(step) for step in range(200))
     for _ in range(1000):
         world.run(controller, steps=1)
-        assert world.seconds <= 1.03 * world.plain_seconds + 0.05 + longest
+        assert world.seconds <= 1.03 * world.plain_seconds + 0.05 + 2 * longest
 
 
 @CURVES
@@ -110,6 +111,12 @@ def test_a_noisy_machine_does_not_mislead_it():
     noisy.run(policy(), steps=2000)
     plain.run(FixedLength(0), steps=2000)
     assert plain.seconds / plain.num_tokens > 1.3 * noisy.seconds / noisy.num_tokens
+
+
+def test_a_single_stall_does_not_end_drafting():
+    world = World(steep, lambda step: 8, draft_seconds=lambda step: 2.0 if step == 50 else 1e-4)
+    world.run(policy(), steps=150)
+    assert sum(world.lengths[60:]) > 8 * 80
 
 
 def test_it_comes_back_when_a_drafter_becomes_good():

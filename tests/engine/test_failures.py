@@ -134,6 +134,23 @@ def test_where_errors_are_skipped_a_drafter_costs_drafts_and_is_reported_once(fa
     assert replace(output.outputs[0], origins=()) == replace(plain.outputs[0], origins=())
 
 
+def test_a_drafter_may_change_what_it_is_given() -> None:
+    class Vandal(Drafter):
+        name = "vandal"
+
+        def propose(self, views, budgets):
+            drafts = [None] * len(views)
+            views.clear()
+            budgets.clear()
+            return drafts
+
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    assert (
+        run(make_engine(drafter=Vandal()), [PROMPT], params)[0].token_ids
+        == run(make_engine(), [PROMPT], params)[0].token_ids
+    )
+
+
 def test_an_engine_that_cannot_plan_loses_all_its_requests() -> None:
     engine = make_engine()
     ids = [engine.add_request(PROMPT, SamplingParams(n=2)) for _ in range(3)]

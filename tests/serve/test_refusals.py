@@ -76,6 +76,15 @@ BAD_CHATS = [  # the change to CHAT, the field that the error names
     ),
     ({"guided_regex": "("}, "guided_regex"),
     ({"guided_grammar": "start: b"}, "guided_grammar"),
+    (
+        {
+            "tools": [
+                {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "no"}}}}}
+            ],
+            "tool_choice": "required",
+        },
+        "tools",
+    ),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}}, "response_format"),
     ({"messages": [{"role": "user", "content": "ab" * 9000}]}, "messages"),
     ({"metrics": "all"}, "metrics"),

@@ -10,14 +10,14 @@ from paceline.errors import ConfigError, MissingDependencyError
 _SUFFIXES = (".svg", ".png")
 
 
-def require(path: str) -> None:
+def require(path: str, *, option: str = "--plot") -> None:
     """Raises ConfigError for another kind of picture, MissingDependencyError without matplotlib."""
     if Path(path).suffix.lower() not in _SUFFIXES:
-        raise ConfigError(f"--plot must be an .svg or .png file; got {path!r:.100}: rename it.")
+        raise ConfigError(f"{option} must be an .svg or .png file; got {path!r:.100}: rename it.")
     try:
         import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError("--plot needs matplotlib: pip install 'paceline[bench]'.") from error
+    except ImportError as error:
+        raise MissingDependencyError(f"{option} needs matplotlib: pip install 'paceline[bench]'.") from error
 
 
 def draw(report: dict[str, Any], path: str) -> None:

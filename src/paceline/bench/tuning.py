@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from paceline import costs
@@ -112,9 +113,10 @@ def best_fixed(trials: Sequence[Trial]) -> Trial:
 
 
 def break_even(trials: Sequence[Trial]) -> int | None:
-    """The least number of requests at once at which speculation brought nothing; None = it always did."""
-    auto = sorted((t for t in trials if t.setting.length is None), key=lambda trial: trial.setting.concurrency)
-    return next((trial.setting.concurrency for trial in auto if trial.speedup <= 1.0), None)
+    """The number of requests at once from which on speculation brought nothing; None = it brought something at most."""
+    auto = sorted((t for t in trials if t.setting.length is None), key=lambda trial: -trial.setting.concurrency)
+    idle = [trial.setting.concurrency for trial in takewhile(lambda trial: trial.speedup <= 1.0, auto)]
+    return min(idle, default=None)
 
 
 def recommended(trials: Sequence[Trial]) -> dict[str, Any] | str:
@@ -136,6 +138,7 @@ class Forecast(Controller):
     """Does what another controller does, and adds up what passes with drafts should take, and plain ones instead."""
 
     def __init__(self, controller: Controller, costs: PassCosts) -> None:
+        self.fixed = controller.fixed
         self._controller = controller
         self._costs = costs
         self._load = Load(0, 0)

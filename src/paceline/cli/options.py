@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -113,23 +113,52 @@ def _take_config(context: typer.Context, path: str | None) -> None:
 
 def _read_config(context: typer.Context, path: str) -> int:
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        pairs = json.loads(Path(path).read_text(encoding="utf-8-sig"), object_pairs_hook=tuple)
     except OSError as error:
         raise ConfigError(f"cannot read --config {path}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"--config {path} is not valid JSON ({error}): `paceline tune --save` writes one.") from error
-    if not isinstance(value, dict):
+    if not isinstance(pairs, tuple):
         raise ConfigError(f'--config {path} must be a JSON object such as {{"speculation": "suffix"}}.')
-    names = {option.strip("-"): parameter.name for parameter in context.command.params for option in parameter.opts}
-    defaults = {}
-    for name, own in value.items():
-        known = names.get(name.replace("_", "-"))
-        if known in (None, "config_file"):
+    named = {name.strip("-"): own for own in context.command.params for name in own.opts if name.startswith("-")}
+    defaults: dict[str, Any] = {}
+    for name, value in pairs:
+        parameter = named.get(name.replace("_", "-"))
+        if parameter is None or parameter.name in (None, "config_file", "help"):
             raise ConfigError(f"--config {path}: {context.info_name} has no option {name!r:.60}: drop it.")
-        written = json.dumps(own) if isinstance(own, (dict, int, float)) and not isinstance(own, bool) else own
-        defaults[known] = written  # numbers as on the command line: 3.7 is no number of tokens
+        if parameter.name in defaults:
+            raise ConfigError(f"--config {path} names {name!r:.60} twice: drop one.")
+        defaults[parameter.name] = _value(context, parameter, value, f"--config {path}: {name}")
     context.default_map = defaults
     return 0
+
+
+def _value(context: typer.Context, parameter: Any, value: Any, where: str) -> Any:
+    """A JSON value as the command line would have it. Raises ConfigError for one that the option does not take."""
+    if isinstance(value, bool) or parameter.is_flag:
+        if not (isinstance(value, bool) and parameter.is_flag):
+            kind = "true or false" if parameter.is_flag else "a text or a number"
+            raise ConfigError(f"{where} must be {kind}; got {value!r:.60}.")
+        return value
+    if parameter.multiple and isinstance(value, list) and all(isinstance(own, str) for own in value):
+        return value
+    if isinstance(value, tuple):
+        value = json.dumps(_with_objects(value))
+    if not isinstance(value, (str, int, float)):
+        raise ConfigError(f"{where} must be a text or a number; got {value!r:.60}.")
+    text = str(value)
+    try:
+        parameter.process_value(context, text)
+    except typer.BadParameter as error:
+        raise ConfigError(f"{where} cannot be {text!r:.60} ({error.message}).") from error
+    return text
+
+
+def _with_objects(value: Any) -> Any:
+    """JSON whose objects were read as tuples of pairs."""
+    if isinstance(value, tuple):
+        return {name: _with_objects(own) for name, own in value}
+    return [_with_objects(own) for own in value] if isinstance(value, list) else value
 
 
 ConfigFile = Annotated[
@@ -197,7 +226,7 @@ def require_writable(option: str, value: str) -> None:
 
 def parse_counts(option: str, text: str) -> list[int]:
     """Distinct numbers >= 1, ascending, from "1,2,4". Raises ConfigError for anything else."""
-    if not re.fullmatch(r"0*[1-9]\d{0,5}(,0*[1-9]\d{0,5})*", text.replace(" ", ""), re.ASCII):
+    if not re.fullmatch(r" *0*[1-9]\d{0,5} *(, *0*[1-9]\d{0,5} *)*", text, re.ASCII):
         raise ConfigError(f"{option} must be numbers from 1 to 999999, such as 1,2,4,8; got {text!r:.100}.")
     return sorted({int(number) for number in text.split(",")})
 

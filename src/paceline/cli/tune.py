@@ -19,6 +19,8 @@ from paceline.errors import ConfigError
 from paceline.models.loader import load
 from paceline.params import SamplingParams
 
+FILES = ("config.json", "tune.json", "tune.png", "tune.html")
+
 
 def tune(
     model: options.Model,
@@ -56,6 +58,7 @@ def tune(
     on there is nothing to gain.
     """
     at_least("--repeats", repeats, 1)
+    at_least("--max-tokens", max_tokens, 2, example=96)  # the first one is prefill's
     settings = tuning.settings(_lengths(lengths), options.parse_counts("--batches", batches))
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     chosen = select(read_prompts(prompts), categories=category or (), per_category=per_category, limit=limit)
@@ -80,6 +83,8 @@ def tune(
         for setting in settings:
             trial = tuning.run(loaded, config, setting, chosen, params=params, repeats=repeats, advance=advance)
             trials.append(trial)
+            if not trial.report["plain"]["decode_seconds"]:
+                raise ConfigError("all answers ended with their first token: give prompts that have longer ones.")
             note(f"{setting.name}: {trial.speedup:.2f}x")
     report = {
         "model": f"{model}, {loaded.precision}",
@@ -95,7 +100,7 @@ def tune(
         _print(report)
     if folder is not None:
         _save(report, folder)
-        note(f"kept in {folder}: config.json, tune.json, tune.png, tune.html")
+        note(f"kept in {folder}: {', '.join(FILES)}")
     return 0
 
 
@@ -108,13 +113,14 @@ def _lengths(text: str) -> list[int]:
 
 def _folder(save: str) -> Path:
     """The folder, made if need be, before anything is measured."""
-    cost_plot.require("tune.png")
+    cost_plot.require("tune.png", option="--save")
     folder = Path(save)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--save {save}: cannot be made ({error.strerror}); choose another place.") from error
-    options.require_writable("--save", str(folder / "config.json"))
+    for name in FILES:
+        options.require_writable("--save", str(folder / name))
     return folder
 
 

@@ -77,9 +77,10 @@ class PassCosts:
         try:
             seconds = {int(rows): float(own) for rows, own in value["seconds"].items()}
             per_key = float(value["seconds_per_key"])
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(f"no costs of passes: {value!r:.100}") from error
-        if min(seconds, default=0) != 1 or not all(0 < own < 1e6 for own in seconds.values()) or not 0 <= per_key < 1:
+        plausible = all(1e-7 <= own < 1e3 for own in seconds.values()) and 0 <= per_key < 1e-3
+        if not plausible or min(seconds, default=0) != 1 or max(seconds) > 1 << 16:
             raise ValueError(f"no costs of passes: {value!r:.100}")
         return cls(seconds, seconds_per_key=per_key)
 

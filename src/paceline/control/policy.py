@@ -15,13 +15,15 @@ _PLAIN_EVERY = 256  # decoding steps after which one is made plainly, so that it
 _RATE = 0.03  # weight of the newest step in averages: about the last 30 count, and
 _GAIN_RATE = 0.12  # of the newest draft of a request
 _FREE_TRIES = 8  # drafts of a request before it is judged
-_MOST_TIMES = 4.0  # a request's usual drafting time that counts of a single one: the rest is a hiccup
+_MOST_TIMES = 4.0  # the usual time to draft that counts of a single step: the rest is a hiccup, unless it comes again
 _GUARD_PASSES = 10  # over one row, that speculation may cost on top of its share of the time
 _MARGIN = 1.05  # by which a node must be worth more than it costs: chances are estimates
 
 
 class FixedLength:
     """Every request drafts the same number of nodes in every step, or as many as its limit allows."""
+
+    fixed = True
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self._num_speculative_tokens = num_speculative_tokens
@@ -53,8 +55,6 @@ class _Record:
 
     def note(self, gain: float, seconds: float) -> None:
         self.tries, self.skipped = self.tries + 1, 0
-        if self.tries > 1:
-            seconds = min(seconds, _MOST_TIMES * self.seconds)
         weight = max(1 / self.tries, _GAIN_RATE)
         self.gain += weight * (gain - self.gain)
         self.seconds += weight * (seconds - self.seconds)
@@ -85,6 +85,8 @@ class CostPolicy:
     sampled nodes are verified may not depend on what they are.
     """
 
+    fixed = False
+
     def __init__(self, costs: PassCosts, *, acceptance: Acceptance | None = None, guard: Guard | None = None) -> None:
         self.costs = costs
         self.acceptance = acceptance or Acceptance()
@@ -92,6 +94,8 @@ class CostPolicy:
         self._records: dict[str, _Record] = {}
         self._speedup = 1.0  # of decoding steps over plain ones, lately
         self._since_plain = 0  # decoding steps
+        self._usual_seconds = costs.seconds(1)  # to draft for a step
+        self._last_seconds = 0.0
         self._step = _Step(Load(0, 0))
 
     def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:
@@ -115,7 +119,9 @@ class CostPolicy:
     ) -> list[Draft | None]:
         """What is worth its time of the drafts, which took `seconds`."""
         step, rate = self._step, self._rate(load)
-        step.drafting_seconds = seconds
+        counted = min(seconds, max(_MOST_TIMES * self._usual_seconds, self._last_seconds))
+        self._usual_seconds += _GAIN_RATE * (counted - self._usual_seconds)
+        self._last_seconds, step.drafting_seconds, seconds = seconds, counted, counted
         step.proposed = {v.request_id: d for v, d in zip(views, drafts, strict=True) if d is not None and len(d)}
         choice = _Choice(self.costs, load, rate=rate, allowance=self.guard.allowance - seconds)
         gains = [0.0] * len(views)  # in seconds

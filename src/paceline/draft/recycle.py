@@ -32,6 +32,7 @@ class RecycleDrafter(Drafter):
     """
 
     name = "recycle"
+    remembers = True
     num_successors = 8
 
     def __init__(

@@ -172,7 +172,7 @@ class AsyncEngine:
     def _give_up(self, request_id: str) -> None:
         self._commands.put(partial(self._engine.abort, request_id))
 
-    def _take(self, deltas: list[Delta], lost: list[str], error: Exception | None, at: float) -> None:
+    def _take(self, deltas: list[Delta], lost: list[str], error: BaseException | None, at: float) -> None:
         """What a step brought, to the streams that it belongs to."""
         for delta in deltas:
             stream = self._streams.get(delta.request_id)
@@ -190,7 +190,12 @@ class AsyncEngine:
                 self._end(stream, at=at, cause=error)
 
     def _end(
-        self, stream: RequestStream, *, at: float, output: RequestOutput | None = None, cause: Exception | None = None
+        self,
+        stream: RequestStream,
+        *,
+        at: float,
+        output: RequestOutput | None = None,
+        cause: BaseException | None = None,
     ) -> None:
         del self._streams[stream.request_id]
         self._unscheduled.pop(stream.request_id, None)
@@ -206,7 +211,7 @@ class AsyncEngine:
         if self._observer is not None and self._loop is not None:  # by the loop, to which its errors are then known
             self._loop.call_soon(self._observer, stream.record(output, at=at))
 
-    def _take_crash(self, error: Exception) -> None:
+    def _take_crash(self, error: BaseException) -> None:
         """The thread is at its end, though nobody closed it."""
         self._closing = True
         self._take([], list(self._streams), error, time.perf_counter())
@@ -223,7 +228,7 @@ class AsyncEngine:
                 pass
             rest = [d for key in list(engine.requests) for d in engine.abort(key, stop_reason="shutdown")]
             self._report(self._take, rest, [], None, time.perf_counter())
-        except Exception as error:
+        except BaseException as error:  # whatever it is, nobody may wait for this thread
             self._report(self._take_crash, error)
             for request_id in list(engine.requests):
                 engine.discard(request_id)

@@ -46,7 +46,7 @@ class Drafting:
         for i, view, limit, budget in zip(indices, views, limits, planned, strict=True):
             if budget > 0:
                 asked.append((i, view, min(limit, int(budget))))
-            else:
+            if not self.controller.fixed or self.drafter.remembers:
                 plan[i].sequence.lengths_fixed = False
         if not asked:
             return drafts
@@ -61,9 +61,7 @@ class Drafting:
             if draft is not None and draft.law is None:
                 proposals[index] = draft.cut_after(sequence.ends)
         selected = self.controller.select(views, proposals, load, seconds=seconds)
-        for (i, _, _), whole, draft in zip(asked, proposals, selected, strict=True):
-            if draft is not whole:
-                plan[i].sequence.lengths_fixed = False
+        for (i, _, _), draft in zip(asked, selected, strict=True):
             drafts[i] = draft if draft is not None and len(draft) else None
         return drafts
 
@@ -83,7 +81,7 @@ class Drafting:
     def _ask(self, views: list[RequestView], budgets: list[int]) -> list[Draft | None]:
         name, vocab_size, chains_only = self.drafter.name, self._vocab_size, self._chains_only
         with self._guarded(views):
-            drafts = self.drafter.propose(views, budgets)
+            drafts = self.drafter.propose(list(views), list(budgets))
             check_list(drafts, drafter=name, count=len(views))
             for draft, budget in zip(drafts, budgets, strict=True):
                 if draft is not None:

@@ -337,10 +337,16 @@ class Engine:
     ) -> list[Delta]:
         """Tokens appended up to their stop, accepted K/V moved into place, metrics counted."""
         if self.drafting is not None:
-            views = [part.view(self.cache) for part in plan]
-            hidden, starts = passed.output.hidden, passed.batch.query_starts
             self.drafting.observe(
-                Observation(views, drafts, verdicts, hidden, starts, _successors(passed), passed.seconds)
+                Observation(
+                    views=tuple(part.view(self.cache) for part in plan),
+                    drafts=tuple(drafts),
+                    verdicts=tuple(verdicts),
+                    hidden=passed.output.hidden,
+                    starts=passed.batch.query_starts,
+                    successors=_successors(passed),
+                    seconds=passed.seconds,
+                )
             )
         deltas: list[Delta] = []
         output = passed.output

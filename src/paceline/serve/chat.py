@@ -47,7 +47,7 @@ async def chat_completions(
         params,
         priority=body.priority or 0,
         prompt_field="messages",
-        grammar_field=next(iter(grammar_fields(body)), "tool_choice"),
+        grammar_field=next(iter(grammar_fields(body)), "tools"),
     )
     if body.stream:
         events = _events(service, body, head, form, streams, record)
