@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from paceline.models.loader import LoadedModel
 
 
-_SELECTED_REACH = 0.05  # of a hybrid's nodes where a controller selects from them by what they cost
-
-
 @dataclass(frozen=True, slots=True)
 class _Order:
     """What a builder may need to know."""
@@ -42,7 +39,7 @@ def create(
     DraftMismatchError if the drafter does not fit, ConfigError for a plug-in that cannot be imported or built, and
     ModelError or CacheError as the target itself would.
     """
-    from paceline.draft.hybrid import HYBRID_REACH, HybridDrafter
+    from paceline.draft.hybrid import HybridDrafter
     from paceline.draft.prediction import PredictionDrafter
 
     order, rule = _Order(config, target, runner, verifier, progress), config.speculation
@@ -51,8 +48,7 @@ def create(
     drafters = [_build(method, order) for method in rule.methods]
     drafter = drafters[0]
     if len(drafters) > 1:
-        least_reach = _SELECTED_REACH if rule.adaptive else HYBRID_REACH
-        drafter = HybridDrafter(drafters, vocab_size=runner.vocab_size, least_reach=least_reach)
+        drafter = HybridDrafter(drafters, vocab_size=runner.vocab_size, selects=not rule.adaptive)
     return PredictionDrafter(drafter, max_draft_tokens=rule.max_draft_tokens)
 
 

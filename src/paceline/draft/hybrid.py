@@ -18,7 +18,8 @@ _CLAIM = 0.5  # confidence of a node whose drafter gives none
 _PRIOR = 4.0  # nodes' worth of trust in what a drafter claims, before anything is known of it
 _KEEP = 0.98  # of what is known of a depth, for each draft that tests it: about the last 50 count
 _DEPTHS = 16  # that are told apart
-HYBRID_REACH = 0.25  # of a node to be kept: what it costs, and a margin for chances that are a little bold
+_LEAST_REACH = 0.25  # of a node to be kept: what it costs, and a margin for chances that are a little bold
+_LEAST_OFFERED = 0.05  # the same where a controller selects
 
 
 class HybridDrafter(Drafter):
@@ -30,10 +31,11 @@ class HybridDrafter(Drafter):
     nodes are those with the largest products of chances along their paths, so long as such a product is worth a node.
 
     Every drafter is told of the merged draft, whose `proposers` name those whose nodes they are. Drafts with a law
-    cannot be merged, which leaves the rule `coupled`. vocab_size: the target's. least_reach: product that is worth it.
+    cannot be merged, which leaves the rule `coupled`. vocab_size: the target's. selects: False where a controller does,
+    by what it learns of the nodes: then chances are what the drafters say, and poor nodes stay.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], *, vocab_size: int, least_reach: float = HYBRID_REACH) -> None:
+    def __init__(self, drafters: Sequence[Drafter], *, vocab_size: int, selects: bool = True) -> None:
         self.name = "+".join(drafter.name for drafter in drafters)
         self.note = "; ".join(drafter.note for drafter in drafters if drafter.note)
         self.hidden_layers = tuple(dict.fromkeys(layer for drafter in drafters for layer in drafter.hidden_layers))
@@ -41,7 +43,8 @@ class HybridDrafter(Drafter):
         self._drafters = list(drafters)
         self._records = [TrackRecord() for _ in drafters]
         self._vocab_size = vocab_size
-        self._least_reach = least_reach
+        self._selects = selects
+        self._least_reach = _LEAST_REACH if selects else _LEAST_OFFERED
         self._proposed: dict[str, list[Draft | None]] = {}  # each drafter's own draft, by request, in this step
 
     @property
@@ -58,7 +61,7 @@ class HybridDrafter(Drafter):
         for i, view in enumerate(step.views):
             emitted = step.emitted(i)
             for record, own in zip(self._records, self._proposed.get(view.request_id, ()), strict=False):
-                if own is not None and emitted:
+                if self._selects and own is not None and emitted:
                     record.note(own, emitted)
         self._proposed = {}
         for drafter in self._drafters:
@@ -102,7 +105,8 @@ class HybridDrafter(Drafter):
             if draft is None:
                 continue
             places: list[int] = []  # of the draft's own nodes in the merged tree
-            own = zip(draft.token_ids.tolist(), draft.parents.tolist(), record.chances(draft), strict=True)
+            own_chances = record.chances(draft) if self._selects else _claims(draft)
+            own = zip(draft.token_ids.tolist(), draft.parents.tolist(), own_chances, strict=True)
             for token, parent, chance in own:
                 key = (places[parent] if parent >= 0 else -1, token)
                 node = nodes.setdefault(key, len(nodes))
