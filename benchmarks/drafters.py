@@ -1,6 +1,7 @@
 """What drafters that need no training are worth: renews results/drafters-MODEL.json and its table in docs/drafters.md.
 
 usage: drafters.py [--model M] [--methods SPECULATION ...] [--category C] [--repeats N] [--add] [--max-tokens N]
+       [--name NAME]
 Each repeat measures every method once, in turn, each in a process of its own, so that no drafter remembers answers of
 an earlier repeat: `paceline bench`, which runs plain decoding in the same engine, prompt by prompt. --add keeps the
 runs that the file has.
@@ -91,8 +92,9 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--add", action="store_true")
+    parser.add_argument("--name", help="that stands for MODEL in the names of file and table")
     arguments = parser.parse_args()
-    name = f"drafters-{Path(arguments.model).name.removesuffix('.gguf')}"
+    name = f"drafters-{arguments.name or Path(arguments.model).name.removesuffix('.gguf')}"
     path = HERE / "results" / f"{name}.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if arguments.add and path.exists() else {}
     for _ in range(arguments.repeats):
