@@ -32,8 +32,8 @@ def params_of(number: int) -> SamplingParams:
 def test_32_requests_some_cancelled_read_as_if_each_were_alone(smollm2) -> None:
     config = EngineConfig(
         engine="native",
-        max_model_len=512,
-        cache=CacheConfig(kv_cache_memory=12 << 20),
+        max_model_len=256,
+        cache=CacheConfig(kv_cache_memory=6 << 20),
         scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64),
     )
     rng = random.Random(1)
