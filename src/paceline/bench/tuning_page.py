@@ -80,7 +80,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 def _svg(report: dict[str, Any]) -> str:
     text = io.StringIO()
     _figure(report).savefig(text, format="svg")
-    return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
+    return text.getvalue()[text.getvalue().index("<svg") :]  # without the XML head
 
 
 def _figure(report: dict[str, Any]) -> Figure:

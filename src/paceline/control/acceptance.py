@@ -29,7 +29,6 @@ class Acceptance:
 
     def __init__(self) -> None:
         self._right: dict[_Place, float] = {}
-        self._seen: dict[_Place, float] = {}
         self._claimed: dict[_Place, float] = {}
         self._requests: dict[str, list[float]] = {}  # right, expected: of the request's latest nodes
 
@@ -55,7 +54,6 @@ class Acceptance:
                 continue
             right = tokens[node] == emitted[depth]
             own[1] += self._chance(place, claim)
-            self._seen[place] = _KEEP * self._seen.get(place, 0.0) + 1.0
             self._claimed[place] = _KEEP * self._claimed.get(place, 0.0) + claim
             self._right[place] = _KEEP * self._right.get(place, 0.0) + right
             if right:
@@ -67,19 +65,19 @@ class Acceptance:
         self._requests.pop(request_id, None)
 
     def _chance(self, place: _Place, claim: float) -> float:
-        seen = self._seen.get(place)
-        if seen is None:
+        claimed = self._claimed.get(place)
+        if claimed is None:
             return claim
         # What is off in this bin is off by a factor: claims within a bin differ, too
-        claimed = self._claimed[place]
         return min(1.0, claim * (self._right[place] + _PRIOR * claim) / (claimed + _PRIOR * claim))
 
 
 def _places(draft: Draft) -> list[tuple[_Place, float, int]]:
     """Of each node its place in the statistics, its claim and its parent."""
     count = len(draft)
-    unknown = draft.confidence is None or draft.law is not None  # a sampled node's claim depends on what it is
-    claims = [_CLAIM] * count if draft.confidence is None or unknown else draft.confidence.tolist()
+    claims = [_CLAIM] * count
+    if draft.confidence is not None and draft.law is None:  # a sampled node's claim depends on what it is
+        claims = draft.confidence.tolist()
     names: Sequence[object] = [draft.source] * count if draft.proposers is None else draft.proposers
     depths: list[int] = []
     places = []
