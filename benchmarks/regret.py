@@ -49,6 +49,9 @@ class SimulatedTime(Forecast):
         super().__init__(controller, costs)
         self._draft_seconds = draft_seconds
 
+    def drafted(self, drafter: str, drafts: Sequence[Draft | None], *, seconds: float) -> None:
+        pass  # select tells of all drafters together
+
     def select(
         self, views: Sequence[RequestView], drafts: Sequence[Draft | None], load: Load, *, seconds: float
     ) -> list[Draft | None]:
@@ -69,7 +72,8 @@ def speedups(
     drafting = llm.engine.drafting
     assert drafting is not None
     controller = CostPolicy(costs) if length is None else FixedLength(length)
-    drafting.controller = clock = SimulatedTime(controller, costs, draft_seconds=draft_seconds)
+    clock = SimulatedTime(controller, costs, draft_seconds=draft_seconds)
+    drafting.control(clock)
     sums: dict[str, tuple[float, float]] = {}
     for prompt in prompts:
         before = clock.plain_seconds, clock.seconds

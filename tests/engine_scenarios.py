@@ -168,6 +168,9 @@ class TimelessPolicy(CostPolicy):
     def __init__(self, row_price: float) -> None:
         super().__init__(PassCosts({1: 1.0, 101: 1.0 + 100 * row_price}))
 
+    def drafted(self, drafter: str, drafts: Sequence[Draft | None], *, seconds: float) -> None:
+        super().drafted(drafter, drafts, seconds=0.1)
+
     def select(
         self, views: Sequence[RequestView], drafts: Sequence[Draft | None], load: Load, *, seconds: float
     ) -> list[Draft | None]:

@@ -137,6 +137,10 @@ class Drafter(Protocol):
         """
         ...
 
+    def consult(self, controller: Controller) -> None:
+        """Told once, before anything: where there are several drafters behind this one, the controller says how many
+        nodes each is asked for, and is told how long it took."""
+
     def observe(self, step: Observation) -> None:
         """Told of each step. A hybrid's members are told of its draft, in which `proposers` names theirs."""
 
@@ -167,6 +171,17 @@ class Controller(Protocol):
     def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:
         """Nodes for each request, at most its limit; 0 = it is not asked, and decodes plainly. load: the pass without
         drafts."""
+        ...
+
+    def budgets(
+        self, drafter: str, views: Sequence[RequestView], limits: Sequence[int], drafts: Sequence[Sequence[Draft]]
+    ) -> list[int]:
+        """Nodes that one of several drafters is asked for, at most the limit of each request; 0 = it is not asked.
+        drafts: of those that answered before it."""
+        ...
+
+    def drafted(self, drafter: str, drafts: Sequence[Draft | None], *, seconds: float) -> None:
+        """That drafter's answer to its budgets, the drafts of all requests that were asked, took so long."""
         ...
 
     def select(

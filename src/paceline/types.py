@@ -5,7 +5,7 @@ Shapes: T tokens of a pass, M rows whose logits are wanted, N nodes of a draft, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
@@ -45,6 +45,23 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         return self.parents.tolist() == list(range(-1, len(self.parents) - 1))
+
+    @property
+    def claims(self) -> list[float]:
+        """Of each node the drafter's confidence, and an even chance where it gives none."""
+        return [0.5] * len(self) if self.confidence is None else self.confidence.tolist()
+
+    def judged(self, emitted: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
+        """Each node whose parent is in the text that followed: node, depth (0 = child of the root), whether it is,
+        too. Verified or not: nodes compete for a place, and those that got none are judged as well."""
+        depth_of = {-1: 0}  # of the children of nodes that the text reached
+        for node, (token, parent) in enumerate(zip(self.token_ids.tolist(), self.parents.tolist(), strict=True)):
+            depth = depth_of.get(parent, len(emitted))
+            if depth < len(emitted):
+                right = token == emitted[depth]
+                if right:
+                    depth_of[node] = depth + 1
+                yield node, depth, right
 
     def depths(self) -> np.ndarray:
         """[N] int32 of each node; 1 = child of the root."""

@@ -86,7 +86,8 @@ def run(
     llm = LLM(model, config=own, progress=False)
     drafting = llm.engine.drafting
     assert drafting is not None
-    drafting.controller = forecast = Forecast(drafting.controller, costs.of(model, llm.config, llm.runner))
+    forecast = Forecast(drafting.controller, costs.of(model, llm.config, llm.runner))
+    drafting.control(forecast)
     measurement = measure(
         llm,
         prompts,
@@ -154,6 +155,14 @@ class Forecast(Controller):
     def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:
         self._load, self._drafting_seconds = load, 0.0
         return self._controller.plan(views, limits, load)
+
+    def budgets(
+        self, drafter: str, views: Sequence[RequestView], limits: Sequence[int], drafts: Sequence[Sequence[Draft]]
+    ) -> list[int]:
+        return self._controller.budgets(drafter, views, limits, drafts)
+
+    def drafted(self, drafter: str, drafts: Sequence[Draft | None], *, seconds: float) -> None:
+        self._controller.drafted(drafter, drafts, seconds=seconds)
 
     def select(
         self, views: Sequence[RequestView], drafts: Sequence[Draft | None], load: Load, *, seconds: float

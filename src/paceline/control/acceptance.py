@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from paceline.types import Draft
 
-_CLAIM = 0.5  # confidence of a node whose drafter gives none
 _BINS = 8  # of confidence
 _DEPTHS = (0, 1, 2, 3, 3, 4, 4, 4, 5)  # class of each depth below the root's children; the last one for all deeper
 _PRIOR = 4.0  # nodes' worth of trust in what a drafter claims
@@ -44,21 +43,15 @@ class Acceptance:
 
     def observe(self, request_id: str, draft: Draft, emitted: Sequence[int]) -> None:
         """The draft, as it was proposed, was followed by these tokens."""
-        depth_of = {-1: 0}  # of the nodes that the text reached, and the root
         own = self._requests.setdefault(request_id, [0.0, 0.0])
         own[:] = [_OWN_KEEP * value for value in own]
-        tokens = draft.token_ids.tolist()
-        for node, (place, claim, parent) in enumerate(_places(draft)):
-            depth = depth_of.get(parent)
-            if depth is None or depth >= len(emitted):
-                continue
-            right = tokens[node] == emitted[depth]
+        places = _places(draft)
+        for node, _, right in draft.judged(emitted):
+            place, claim, _ = places[node]
+            own[0] += right
             own[1] += self._chance(place, claim)
             self._claimed[place] = _KEEP * self._claimed.get(place, 0.0) + claim
             self._right[place] = _KEEP * self._right.get(place, 0.0) + right
-            if right:
-                own[0] += 1.0
-                depth_of[node] = depth + 1
 
     def release(self, request_id: str) -> None:
         """The request is over."""
@@ -75,9 +68,8 @@ class Acceptance:
 def _places(draft: Draft) -> list[tuple[_Place, float, int]]:
     """Of each node its place in the statistics, its claim and its parent."""
     count = len(draft)
-    claims = [_CLAIM] * count
-    if draft.confidence is not None and draft.law is None:  # a sampled node's claim depends on what it is
-        claims = draft.confidence.tolist()
+    # A sampled node's claim depends on what it is
+    claims = draft.claims if draft.law is None else [0.5] * count
     names: Sequence[object] = [draft.source] * count if draft.proposers is None else draft.proposers
     depths: list[int] = []
     places = []

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.control.acceptance import Acceptance
+from paceline.control.asking import Asking, Record
 from paceline.control.cost import PassCosts
 from paceline.control.guard import Guard
 from paceline.types import Draft, Load, Observation, RequestView
 
 _ASKING_SHARE = 0.01  # of the time that may go into asking for drafts that come to nothing
+_FREE_SHARE = 0.01  # of a plain pass: a drafter whose nodes take less is asked for all it can
 _PLAIN_EVERY = 256  # decoding steps after which one is made plainly, so that its price stays known
 _RATE = 0.03  # weight of the newest step in averages: about the last 30 count, and
 _GAIN_RATE = 0.12  # of the newest draft of a request
@@ -31,6 +33,15 @@ class FixedLength:
     def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:
         return [min(limit, self._num_speculative_tokens) for limit in limits]
 
+    def budgets(
+        self, drafter: str, views: Sequence[RequestView], limits: Sequence[int], drafts: Sequence[Sequence[Draft]]
+    ) -> list[int]:
+        """Every drafter is asked for as many."""
+        return list(limits)
+
+    def drafted(self, drafter: str, drafts: Sequence[Draft | None], *, seconds: float) -> None:
+        """A fixed length has no price."""
+
     def select(
         self, views: Sequence[RequestView], drafts: Sequence[Draft | None], load: Load, *, seconds: float
     ) -> list[Draft | None]:
@@ -42,6 +53,21 @@ class FixedLength:
 
     def release(self, request_id: str) -> None:
         """Nor does it remember anybody."""
+
+
+@dataclass(slots=True)
+class _Stopwatch:
+    """Seconds that a drafter takes for a step, of which a single stall counts no more than a few times the usual."""
+
+    usual: float
+    last: float = 0.0
+    per_node: float | None = None  # of one request's draft; None = nobody has seen it draft
+
+    def counted(self, seconds: float) -> float:
+        counted = min(seconds, max(_MOST_TIMES * self.usual, self.last))
+        self.usual += _GAIN_RATE * (counted - self.usual)
+        self.last = seconds
+        return counted
 
 
 @dataclass(slots=True)
@@ -66,7 +92,9 @@ class _Step:
 
     load: Load
     proposed: dict[str, Draft] = field(default_factory=dict)  # as they came, by request
-    drafting_seconds: float = 0.0
+    drafting_seconds: float = 0.0  # that count
+    told_seconds: float = 0.0  # of drafters that were timed one by one
+    asked: dict[tuple[str, str], tuple[int, Record, Record]] = field(default_factory=dict)  # request, drafter -> nodes
 
 
 class CostPolicy:
@@ -79,7 +107,9 @@ class CostPolicy:
     time that goes into a poor node is taken from steps that would use it better. n = 0 is plain decoding.
 
     Where the drafts of a request save less than it takes to draft them, it is asked about once in a while only, as
-    often as _ASKING_SHARE of the time allows. The guard bounds the loss where chances are misjudged.
+    often as _ASKING_SHARE of the time allows. Of several drafters those that take time, such as a draft model, are
+    asked for as many nodes as save more than they take, judged by what they added of late to what the others knew
+    (Asking). The guard bounds the loss where chances are misjudged.
 
     Drafts with a law are kept whole or not at all, by their length and what became of earlier ones: which of their
     sampled nodes are verified may not depend on what they are.
@@ -94,8 +124,8 @@ class CostPolicy:
         self._records: dict[str, _Record] = {}
         self._speedup = 1.0  # of decoding steps over plain ones, lately
         self._since_plain = 0  # decoding steps
-        self._usual_seconds = costs.seconds(1)  # to draft for a step
-        self._last_seconds = 0.0
+        self._asking = Asking()
+        self._stopwatches: dict[str, _Stopwatch] = {}  # of each of several drafters; "": of the rest
         self._step = _Step(Load(0, 0))
 
     def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:
@@ -109,19 +139,53 @@ class CostPolicy:
             own = self._records.setdefault(view.request_id, _Record())
             own.skipped += 1
             pays = own.tries < _FREE_TRIES or own.gain > own.seconds
-            asked = (pays or own.skipped >= self._steps_between_tries(own, load)) and own.seconds <= allowance
+            asked = (pays or own.skipped >= self._steps_between_tries(own.seconds, load)) and own.seconds <= allowance
             allowance -= own.seconds if asked else 0.0
             planned.append(limit if asked else 0)
         return planned
+
+    def budgets(
+        self, drafter: str, views: Sequence[RequestView], limits: Sequence[int], drafts: Sequence[Sequence[Draft]]
+    ) -> list[int]:
+        """Nodes that one of several drafters is asked for: all it can where they take no time to speak of."""
+        load, per_node = self._step.load, self._stopwatch(drafter).per_node
+        plain = self._plain_seconds(load) if load.num_sequences else self.costs.seconds(1)
+        if per_node is None or per_node < _FREE_SHARE * plain:
+            return list(limits)
+        budgets = []
+        allowance = self.guard.allowance
+        for view, limit, others in zip(views, limits, drafts, strict=True):
+            promised = max((sum(self.acceptance.reach(view.request_id, draft)) for draft in others), default=0.0)
+            record = self._asking.record(view.request_id, drafter, promised)
+            count = record.length(
+                limit, seconds_per_node=per_node, steps_between_tries=self._steps_between_tries(per_node, load)
+            )
+            count = min(count, int(allowance / per_node))
+            allowance -= count * per_node
+            budgets.append(count)
+            if count:
+                common = self._asking.common(drafter, promised)
+                self._step.asked[view.request_id, drafter] = count, record, common
+        return budgets
+
+    def drafted(self, drafter: str, drafts: Sequence[Draft | None], *, seconds: float) -> None:
+        """Takes the time of one of several drafters."""
+        stopwatch = self._stopwatch(drafter)
+        counted = stopwatch.counted(seconds)
+        self._step.told_seconds += seconds
+        self._step.drafting_seconds += counted
+        deepest = max((int(draft.depths().max()) for draft in drafts if draft is not None and len(draft)), default=1)
+        per_node = counted / deepest / len(drafts)
+        before = per_node if stopwatch.per_node is None else stopwatch.per_node
+        stopwatch.per_node = before + _GAIN_RATE * (per_node - before)
 
     def select(
         self, views: Sequence[RequestView], drafts: Sequence[Draft | None], load: Load, *, seconds: float
     ) -> list[Draft | None]:
         """What is worth its time of the drafts, which took `seconds`."""
         step, rate = self._step, self._rate(load)
-        counted = min(seconds, max(_MOST_TIMES * self._usual_seconds, self._last_seconds))
-        self._usual_seconds += _GAIN_RATE * (counted - self._usual_seconds)
-        self._last_seconds, step.drafting_seconds, seconds = seconds, counted, counted
+        step.drafting_seconds += self._stopwatch("").counted(max(0.0, seconds - step.told_seconds))
+        seconds = step.drafting_seconds
         step.proposed = {v.request_id: d for v, d in zip(views, drafts, strict=True) if d is not None and len(d)}
         choice = _Choice(self.costs, load, rate=rate, allowance=self.guard.allowance - seconds)
         gains = [0.0] * len(views)  # in seconds
@@ -147,6 +211,7 @@ class CostPolicy:
             draft = drafts[index]
             if own and draft is not None:
                 selected[index] = draft if len(own) == len(draft) else draft.only(sorted(own))
+        self._settle(views, selected, rate=rate, price=price)
         for view, gain in zip(views, gains, strict=True):
             self._records.setdefault(view.request_id, _Record()).note(gain, seconds / len(views))
         return selected
@@ -181,7 +246,27 @@ class CostPolicy:
     def release(self, request_id: str) -> None:
         """The request is over or preempted."""
         self._records.pop(request_id, None)
+        self._asking.release(request_id)
         self.acceptance.release(request_id)
+
+    def _settle(
+        self, views: Sequence[RequestView], selected: Sequence[Draft | None], *, rate: float, price: float
+    ) -> None:
+        """Tells the records of drafters that take time what their nodes save, those that nobody else proposed."""
+        drafts = {view.request_id: draft for view, draft in zip(views, selected, strict=True)}
+        for (request_id, drafter), (count, *records) in self._step.asked.items():
+            gains = [0.0] * count
+            draft = drafts.get(request_id)
+            if draft is not None and draft.proposers is not None:
+                reach = self.acceptance.reach(request_id, draft)
+                for depth, chance, names in zip(draft.depths().tolist(), reach, draft.proposers, strict=True):
+                    if names == (drafter,) and depth <= count:
+                        gains[depth - 1] += chance / rate - price
+            for record in records:
+                record.note(gains)
+
+    def _stopwatch(self, drafter: str) -> _Stopwatch:
+        return self._stopwatches.setdefault(drafter, _Stopwatch(usual=self.costs.seconds(1)))
 
     def _plain_seconds(self, load: Load) -> float:
         """Of a pass over one token of each sequence that decodes."""
@@ -192,9 +277,9 @@ class CostPolicy:
         """Tokens a second that the engine makes in decoding steps of so many sequences."""
         return max(1.0, self._speedup) * load.num_sequences / self._plain_seconds(load)
 
-    def _steps_between_tries(self, own: _Record, load: Load) -> int:
+    def _steps_between_tries(self, seconds: float, load: Load) -> int:
         """Steps between two drafts that come to nothing, so that they take no more than their share of the time."""
-        return max(1, round(own.seconds * load.num_sequences / self._plain_seconds(load) / _ASKING_SHARE))
+        return max(1, round(seconds * load.num_sequences / self._plain_seconds(load) / _ASKING_SHARE))
 
 
 class _Choice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,10 +12,9 @@ import numpy as np
 
 from paceline.draft.check import check_draft, check_list
 from paceline.errors import DraftMismatchError
-from paceline.interfaces import Drafter
+from paceline.interfaces import Controller, Drafter
 from paceline.types import Draft, Observation, RequestView
 
-_CLAIM = 0.5  # confidence of a node whose drafter gives none
 _PRIOR = 4.0  # nodes' worth of trust in what a drafter claims, before anything is known of it
 _KEEP = 0.98  # of what is known of a depth, for each draft that tests it: about the last 50 count
 _DEPTHS = 16  # that are told apart
@@ -30,9 +30,10 @@ class HybridDrafter(Drafter):
     drafter that earns more gets more of the budget; of several proposers' chances the highest counts. The draft's
     nodes are those with the largest products of chances along their paths, so long as such a product is worth a node.
 
-    Every drafter is told of the merged draft, whose `proposers` name those whose nodes they are. Drafts with a law
-    cannot be merged, which leaves the rule `coupled`. vocab_size: the target's. selects: False where a controller does,
-    by what it learns of the nodes: then chances are what the drafters say, and poor nodes stay.
+    The drafters are asked in order, each for as many nodes as the controller says, who has seen what those before it
+    drafted. Every drafter is told of the merged draft, whose `proposers` name those whose nodes they are. Drafts with
+    a law cannot be merged, which leaves the rule `coupled`. vocab_size: the target's. selects: False where the
+    controller does, by what it learns of the nodes: then chances are what the drafters say, and poor nodes stay.
     """
 
     def __init__(self, drafters: Sequence[Drafter], *, vocab_size: int, selects: bool = True) -> None:
@@ -41,9 +42,9 @@ class HybridDrafter(Drafter):
         self.hidden_layers = tuple(dict.fromkeys(layer for drafter in drafters for layer in drafter.hidden_layers))
         self.num_successors = max(drafter.num_successors for drafter in drafters)
         self._drafters = list(drafters)
-        self._records = [TrackRecord() for _ in drafters]
+        self._records = [TrackRecord() for _ in drafters] if selects else []
+        self._controller: Controller | None = None
         self._vocab_size = vocab_size
-        self._selects = selects
         self._least_reach = _LEAST_REACH if selects else _LEAST_OFFERED
         self._proposed: dict[str, list[Draft | None]] = {}  # each drafter's own draft, by request, in this step
 
@@ -53,15 +54,20 @@ class HybridDrafter(Drafter):
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         """The merged draft of each view. Raises DraftMismatchError, naming the drafter whose draft is unusable."""
-        proposals = [self._ask(drafter, views, budgets) for drafter in self._drafters]
-        self._proposed = {view.request_id: [own[i] for own in proposals] for i, view in enumerate(views)}
+        self._proposed = {view.request_id: [] for view in views}
+        for drafter in self._drafters:
+            for view, draft in zip(views, self._ask(drafter, views, budgets), strict=True):
+                self._proposed[view.request_id].append(draft)
         return [self._merge(self._proposed[v.request_id], budget) for v, budget in zip(views, budgets, strict=True)]
+
+    def consult(self, controller: Controller) -> None:
+        self._controller = controller
 
     def observe(self, step: Observation) -> None:
         for i, view in enumerate(step.views):
             emitted = step.emitted(i)
             for record, own in zip(self._records, self._proposed.get(view.request_id, ()), strict=False):
-                if self._selects and own is not None and emitted:
+                if own is not None and emitted:
                     record.note(own, emitted)
         self._proposed = {}
         for drafter in self._drafters:
@@ -79,13 +85,25 @@ class HybridDrafter(Drafter):
                 stack.callback(drafter.close)
 
     def _ask(self, drafter: Drafter, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
-        """The drafter's own draft of each view, None where the request takes another's."""
+        """The drafter's own draft of each view, None where the request takes another's, or the controller none."""
         asked = [i for i, view in enumerate(views) if view.params.drafting.allows(drafter.name)]
+        if self._controller is not None and asked:
+            before = [[d for d in self._proposed[views[i].request_id] if d is not None] for i in asked]
+            limits = [budgets[i] for i in asked]
+            planned = self._controller.budgets(drafter.name, [views[i] for i in asked], limits, before)
+            budgets = list(budgets)
+            for i, budget in zip(asked, planned, strict=True):
+                budgets[i] = budget
+            asked = [i for i in asked if budgets[i] > 0]
         drafts: list[Draft | None] = [None] * len(views)
         if not asked:
             return drafts
+        start = time.perf_counter()
         own = drafter.propose([views[i] for i in asked], [budgets[i] for i in asked])
+        seconds = time.perf_counter() - start
         check_list(own, drafter=drafter.name, count=len(asked))
+        if self._controller is not None:
+            self._controller.drafted(drafter.name, own, seconds=seconds)
         for i, draft in zip(asked, own, strict=True):
             drafts[i], budget = draft, budgets[i]
             if draft is None:
@@ -101,11 +119,11 @@ class HybridDrafter(Drafter):
         nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node; parents come before their children
         chances: list[float] = []
         names: list[list[str]] = []
-        for drafter, record, draft in zip(self._drafters, self._records, proposals, strict=True):
+        for index, (drafter, draft) in enumerate(zip(self._drafters, proposals, strict=True)):
             if draft is None:
                 continue
             places: list[int] = []  # of the draft's own nodes in the merged tree
-            own_chances = record.chances(draft) if self._selects else _claims(draft)
+            own_chances = self._records[index].chances(draft) if self._records else draft.claims
             own = zip(draft.token_ids.tolist(), draft.parents.tolist(), own_chances, strict=True)
             for token, parent, chance in own:
                 key = (places[parent] if parent >= 0 else -1, token)
@@ -158,7 +176,7 @@ class TrackRecord:
         """For each node the probability that it is accepted once its parent is."""
         depths: list[int] = []
         result: list[float] = []
-        for claim, parent in zip(_claims(draft), draft.parents.tolist(), strict=True):
+        for claim, parent in zip(draft.claims, draft.parents.tolist(), strict=True):
             depth = min(depths[parent] + 1, _DEPTHS - 1) if parent >= 0 else 0
             depths.append(depth)
             chance = claim * self._ratios[depth]
@@ -167,23 +185,14 @@ class TrackRecord:
 
     def note(self, draft: Draft, emitted: Sequence[int]) -> None:
         """The draft was followed by these tokens: children of a node that they reach are right, or wrong."""
-        depth_of = {-1: 0}  # nodes that the text reached, and the depth of their children
         right: dict[int, float] = defaultdict(float)
         promised: dict[int, float] = defaultdict(float)
-        nodes = zip(draft.token_ids.tolist(), draft.parents.tolist(), _claims(draft), strict=True)
-        for node, (token, parent, claim) in enumerate(nodes):
-            depth = depth_of.get(parent, len(emitted))
-            if depth < len(emitted):
-                promised[depth] += claim
-                if token == emitted[depth]:
-                    right[depth] += 1.0
-                    depth_of[node] = depth + 1
+        claims = draft.claims
+        for node, depth, is_right in draft.judged(emitted):
+            promised[depth] += claims[node]
+            right[depth] += is_right
         for depth in promised:
             at = min(depth, _DEPTHS - 1)
             self._right[at] = _KEEP * self._right[at] + right[depth]
             self._promised[at] = _KEEP * self._promised[at] + promised[depth]
             self._ratios[at] = (self._right[at] + _PRIOR) / (self._promised[at] + _PRIOR)
-
-
-def _claims(draft: Draft) -> list[float]:
-    return [_CLAIM] * len(draft) if draft.confidence is None else draft.confidence.tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.interfaces import Drafter
+from paceline.interfaces import Controller, Drafter
 from paceline.types import Draft, Observation, RequestView
 
 
@@ -25,6 +25,9 @@ class DrafterWrapper(Drafter):
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         return self.drafter.propose(views, budgets)
+
+    def consult(self, controller: Controller) -> None:
+        self.drafter.consult(controller)
 
     def observe(self, step: Observation) -> None:
         self.drafter.observe(step)

@@ -27,12 +27,17 @@ class Drafting:
 
     def __init__(self, drafter: Drafter, controller: Controller, *, vocab_size: int, chains_only: bool) -> None:
         self.drafter = drafter
-        self.controller = controller
+        self.control(controller)
         self.skip_errors = False
         self.num_errors = 0
         self._vocab_size = vocab_size
         self._chains_only = chains_only
         self._self_test = SelfTest(drafter.name)
+
+    def control(self, controller: Controller) -> None:
+        """From now on this controller decides."""
+        self.controller = controller
+        self.drafter.consult(controller)
 
     def propose(self, plan: list[ScheduledSequence], cache: CacheManager) -> list[Draft | None]:
         """One draft or None for each part. Raises DraftMismatchError, naming the drafter, for what is no draft."""
