@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from readme_table import RATES, plain_name, render
+from results_file import keep, name_of
 
 from paceline.bench.environment import describe_environment
 
@@ -33,23 +34,26 @@ class Contestant:
 
     script: str  # in peers/
     flags: tuple[str, ...] = ()
-    small_only: bool = False  # takes too long on a model of more than SMALL_BYTES
+    small: bool | None = None  # True: takes too long on a model of more than SMALL_BYTES; False: of no use below
 
 
 SMALL_BYTES = 500e6
+DRAFT_MODEL = '{"method": "auto", "model": "smollm2-135m"}'  # beside what auto drafts by itself
 CONTESTANTS = {  # the first peer that takes part is the baseline of the table
     "native": Contestant("paceline_generate"),
     "native-ngram": Contestant("paceline_generate", ("--speculation", SPECULATION)),
-    "torch": Contestant("paceline_generate", BFLOAT16, small_only=True),
-    "torch-ngram": Contestant("paceline_generate", (*BFLOAT16, "--speculation", SPECULATION), small_only=True),
+    "native-auto": Contestant("paceline_generate", ("--speculation", "auto")),
+    "native-auto-draft": Contestant("paceline_generate", ("--speculation", DRAFT_MODEL), small=False),
+    "torch": Contestant("paceline_generate", BFLOAT16, small=True),
+    "torch-ngram": Contestant("paceline_generate", (*BFLOAT16, "--speculation", SPECULATION), small=True),
     "llama.cpp": Contestant("llama_cpp_python"),
     "llama.cpp-lookup": Contestant("llama_cpp_python", LOOKUP),
     "openvino": Contestant("openvino_pipeline"),
     "openvino-lookup": Contestant("openvino_pipeline", LOOKUP),
-    "vllm": Contestant("vllm_cpu", small_only=True),
-    "vllm-lookup": Contestant("vllm_cpu", LOOKUP, small_only=True),
-    "transformers": Contestant("transformers_generate", small_only=True),
-    "transformers-lookup": Contestant("transformers_generate", LOOKUP, small_only=True),
+    "vllm": Contestant("vllm_cpu", small=True),
+    "vllm-lookup": Contestant("vllm_cpu", LOOKUP, small=True),
+    "transformers": Contestant("transformers_generate", small=True),
+    "transformers-lookup": Contestant("transformers_generate", LOOKUP, small=True),
 }
 
 
@@ -104,7 +108,7 @@ def main() -> None:
 
     model = load(arguments.model)
     small = model.path.stat().st_size <= SMALL_BYTES
-    keys = arguments.only or [key for key, contestant in CONTESTANTS.items() if small or not contestant.small_only]
+    keys = arguments.only or [key for key, own in CONTESTANTS.items() if own.small in (None, small)]
     workload = [
         arguments.model,
         *("--prompts", arguments.prompts),
@@ -130,9 +134,7 @@ def main() -> None:
         "environment": describe_environment(),
         **summarize(reports),
     }
-    path = HERE / "results" / f"{arguments.name or Path(arguments.model).name.removesuffix('.gguf')}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    keep(results, arguments.name or name_of(arguments.model))
     print(render(results))
 
 

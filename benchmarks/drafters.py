@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from readme_table import paste, spread
+from readme_table import spread
+from results_file import keep, name_of, read, renew
 
 HERE = Path(__file__).parent
 METHODS = ("ngram", "suffix", "recycle", "suffix+recycle")
@@ -94,18 +95,16 @@ def main() -> None:
     parser.add_argument("--add", action="store_true")
     parser.add_argument("--name", help="that stands for MODEL in the names of file and table")
     arguments = parser.parse_args()
-    name = f"drafters-{arguments.name or Path(arguments.model).name.removesuffix('.gguf')}"
-    path = HERE / "results" / f"{name}.json"
-    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if arguments.add and path.exists() else {}
+    name = f"drafters-{arguments.name or name_of(arguments.model)}"
+    results = read(name) if arguments.add else {}
     for _ in range(arguments.repeats):
         for method in arguments.methods:
             report = run(method, arguments)
             results |= {name: report[name] for name in ("model", "settings", "environment")}
             results["settings"].pop("speculation", None)
             results.setdefault("runs", {}).setdefault(method, []).append(figures(report))
-            path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    page = HERE.parent / "docs" / "drafters.md"
-    page.write_text(paste(page.read_text(encoding="utf-8"), render(results), name=name), encoding="utf-8")
+            keep(results, name)
+    renew("docs/drafters.md", render(results), name=name)
     print(render(results))
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from results_file import keep, name_of
+
 # Nothing of Paceline is imported up here: the peak of a child counts what this process held when it was forked.
 
 HERE = Path(__file__).parent
@@ -119,8 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     results["environment"] = describe_environment()
     if given.save:
-        path = HERE / "results" / f"memory-{Path(given.model).name}.json"
-        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        keep(results, f"memory-{name_of(given.model)}")
     print(json.dumps(results))
 
 

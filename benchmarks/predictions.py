@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from results_file import keep, name_of
+
 from paceline import LLM, CacheConfig, EngineConfig, RequestOutput, SamplingParams
 from paceline.bench.environment import describe_environment
 from paceline.bench.workload import read_prompts
@@ -98,8 +100,7 @@ def main() -> None:
     }
     if arguments.save:
         changed = "" if arguments.changed is None else f"-changed-{arguments.changed}"
-        path = HERE / "results" / f"predictions-{arguments.model}{changed}.json"
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        keep(report, f"predictions-{name_of(arguments.model)}{changed}")
     print(json.dumps(report))
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from results_file import keep, name_of
 
 from paceline.bench.environment import describe_environment
 from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, usable_cores
@@ -213,8 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results["llama_cpp_perplexity"] = llama_perplexity(model, text)
     results["environment"] = describe_environment()
     if given.save:
-        path = HERE / "results" / f"quality-{Path(given.model).name}.json"
-        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        keep(results, f"quality-{name_of(given.model)}")
     print(table(results))
 
 

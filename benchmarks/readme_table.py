@@ -1,13 +1,14 @@
-"""Puts the table of a results file between the markers of README.md: readme_table.py [results/NAME.json]."""
+"""Puts the table of a results file between the markers of README.md: readme_table.py [NAME]."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from results_file import read, renew
 
 HERE = Path(__file__).parent
 RATES = ("tokens_per_second", "decode_tokens_per_second", "prefill_tokens_per_second")  # kept for each repeat
@@ -49,7 +50,7 @@ def render(results: dict[str, Any]) -> str:
 
 def plain_name(name: str) -> str:
     """The row of a system's plain mode."""
-    return re.sub("ngram|prompt lookup", "plain", name)
+    return re.sub("ngram|prompt lookup|auto( with [^,]+)?", "plain", name)
 
 
 def ratios(ours: list[float], theirs: list[float]) -> list[float]:
@@ -63,19 +64,9 @@ def spread(values: list[float], form: str) -> str:
     return middle if low == high else f"{middle} ({low.removesuffix('x')}-{high.removesuffix('x')})"
 
 
-def paste(page: str, table: str, *, name: str = "benchmark") -> str:
-    """The page with the table between the markers of that name."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    head, rest = page.split(begin)
-    _, tail = rest.split(end)
-    return f"{head}{begin}\n{table}\n{end}{tail}"
-
-
 def main() -> None:
-    source = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "results" / "smollm2-135m.json"
-    readme = HERE.parent / "README.md"
-    table = render(json.loads(source.read_text(encoding="utf-8")))
-    readme.write_text(paste(readme.read_text(encoding="utf-8"), table), encoding="utf-8")
+    results = read(sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m")
+    renew("README.md", render(results), name="benchmark")
 
 
 if __name__ == "__main__":

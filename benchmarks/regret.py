@@ -10,13 +10,12 @@ choice, too. Renews results/regret-MODEL.json and its table in docs/drafters.md.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from readme_table import paste
+from results_file import keep, name_of, renew
 
 from paceline.bench.environment import describe_environment
 from paceline.bench.runner import submit
@@ -149,11 +148,9 @@ def main() -> None:
         "environment": describe_environment(),
         "speedups": found,
     }
-    name = f"regret-{Path(arguments.model).name.removesuffix('.gguf')}"
-    path = HERE / "results" / f"{name}.json"
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    page = HERE.parent / "docs" / "drafters.md"
-    page.write_text(paste(page.read_text(encoding="utf-8"), render(results), name=name), encoding="utf-8")
+    name = f"regret-{name_of(arguments.model)}"
+    keep(results, name)
+    renew("docs/drafters.md", render(results), name=name)
     print(render(results))
 
 

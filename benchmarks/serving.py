@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from http_client import Answer, complete, complete_all
-from readme_table import paste
+from results_file import keep, name_of, renew
 from serving_table import render
 
 from paceline.bench.environment import describe_environment
@@ -193,14 +192,11 @@ def main() -> None:
         "environment": describe_environment(),
         "systems": summarize(runs),
     }
-    name = arguments.name or f"serving-{Path(arguments.model).name.removesuffix('.gguf')}"
-    path = HERE / "results" / f"{name}.json"
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    keep(results, arguments.name or f"serving-{name_of(arguments.model)}")
     table = render(results)
     print(table)
     if arguments.name is None:
-        page = HERE.parent / "docs" / "serving.md"
-        page.write_text(paste(page.read_text(encoding="utf-8"), table), encoding="utf-8")
+        renew("docs/serving.md", table, name="benchmark")
 
 
 if __name__ == "__main__":

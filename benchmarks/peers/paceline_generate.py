@@ -55,7 +55,9 @@ def report(workload: dict[str, Any], model: LoadedModel, arguments: argparse.Nam
 def title(llm: LLM) -> str:
     """The name of the row: what drafts, and for the torch engine the precision that the file is dequantised to."""
     config = llm.config
-    mode = "plain" if config.speculation.method == "none" else config.speculation.method
+    rule = config.speculation
+    mode = "plain" if rule.method == "none" else rule.method
+    mode += f" with {rule.model}" if rule.model is not None else ""
     if config.engine == "native":
         return f"Paceline {mode}"
     return f"Paceline on torch {metadata.version('torch')} {mode}, {config.dtype}"

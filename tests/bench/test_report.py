@@ -61,8 +61,8 @@ def test_one_run():
     assert report["speedup_range"] is None
     assert report["decode_speedup"] == pytest.approx(14 / 6)
     assert report["by_category"] == {
-        "chat": {"speedup": pytest.approx(11 / 6), "decode_speedup": pytest.approx(2)},
-        "code": {"speedup": pytest.approx(2), "decode_speedup": pytest.approx(4)},
+        "chat": {"speedup": pytest.approx(11 / 6), "decode_speedup": pytest.approx(2), "decode_speedup_bound": None},
+        "code": {"speedup": pytest.approx(2), "decode_speedup": pytest.approx(4), "decode_speedup_bound": None},
     }
     assert report["acceptance_length"] == pytest.approx(1 + 12 / 8)
     assert report["acceptance_rate"] == pytest.approx(12 / 40)
@@ -76,6 +76,25 @@ def test_repeats_take_medians():
     assert report["plain"]["wall_seconds"] == 34
     assert report["plain"]["decode_seconds"] == 28
     assert report["decode_speedup"] == pytest.approx(28 / 6)
+
+
+def test_bounds_lie_within_what_the_repeats_were():
+    report = summarize(measurement(repeats=5))
+    assert 14 / 6 < report["decode_speedup_bound"] < report["decode_speedup"] == pytest.approx(42 / 6)
+    assert 17 / 9 <= report["speedup_bound"] < report["speedup"]
+    assert 2 <= report["by_category"]["chat"]["decode_speedup_bound"] < 6
+    assert summarize(measurement(repeats=2))["speedup_bound"] is None
+
+
+def test_without_noise_the_bound_is_the_ratio():
+    samples = tuple(
+        sample(prompt, mode, tokens=5, prefill=1, decode=seconds, seconds=seconds)
+        for prompt in (CHAT, CODE)
+        for mode, seconds in (("plain", 6.0), ("speculative", 4.0))
+        for _ in range(3)
+    )
+    report = summarize(Measurement(samples, {"plain": (12.0,) * 3, "speculative": (8.0,) * 3}))
+    assert report["decode_speedup_bound"] == report["speedup_bound"] == pytest.approx(1.5)
 
 
 def test_texts_that_differ_are_counted():

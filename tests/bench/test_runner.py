@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from paceline import LLM, CacheConfig, EngineConfig, SamplingParams, SpeculationConfig
-from paceline.bench.runner import measure
+from paceline import CacheConfig, EngineConfig, SamplingParams, SpeculationConfig
+from paceline.bench.runner import engines, measure
 from paceline.bench.workload import Prompt
+from paceline.models.loader import load
 
 PROMPTS = [Prompt(name, "chat", (f"{name} ab ab ab",)) for name in ("x", "y")]
 
 
-def events(model, **options) -> list[tuple]:
+def events(model, *, repeats: int = 1, **options) -> list[tuple]:
     config = EngineConfig(
         num_threads=1,
         cache=CacheConfig(kv_cache_memory=4 << 20, prefix_caching=False),
@@ -17,7 +18,7 @@ def events(model, **options) -> list[tuple]:
     )
     seen: list[tuple] = []
     measure(
-        LLM(str(model), config=config),
+        engines(load(str(model)), config, repeats=repeats),
         PROMPTS,
         params=SamplingParams(max_tokens=4, ignore_eos=True, seed=0),
         announce=lambda prompts, mode: seen.append(("next", *(prompt.id for prompt in prompts), mode)),

@@ -6,8 +6,13 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from paceline.bench.runner import MODES, Measurement, Mode, Sample
 from paceline.types import SpeculationMetrics
+
+_LEAST_REPEATS = 3  # for a bound
+_DRAWS = 2000
 
 
 def summarize(measurement: Measurement) -> dict[str, Any]:
@@ -15,25 +20,33 @@ def summarize(measurement: Measurement) -> dict[str, Any]:
 
     `speedup` compares whole requests (wall time), `decode_speedup` the time from the first output token to the last.
     """
-    categories = list(dict.fromkeys(sample.prompt.category for sample in measurement.samples))
+    by_category: dict[str, list[Sample]] = {}
+    for sample in measurement.samples:
+        by_category.setdefault(sample.prompt.category, []).append(sample)
     report: dict[str, Any] = {}
     for mode in MODES:
         samples = [sample for sample in measurement.samples if sample.mode == mode]
         report[mode] = _section(samples, wall_seconds=median(measurement.wall_seconds[mode]))
         report[mode]["by_category"] = {
-            category: _section([sample for sample in samples if sample.prompt.category == category])
-            for category in categories
+            category: _section([sample for sample in own if sample.mode == mode])
+            for category, own in by_category.items()
         }
     plain, speculative = (report[mode] for mode in MODES)
     metrics = sum(
         (sample.output.metrics for sample in measurement.samples if sample.mode == "speculative"), SpeculationMetrics()
     )
+    plain_wall, speculative_wall = (np.array([measurement.wall_seconds[mode]]) for mode in MODES)
     return report | {
         **_ratios(plain, speculative),
         "speedup_range": _range(plain["tokens"], speculative["tokens"], measurement.wall_seconds),
+        "speedup_bound": _bound(plain_wall, speculative_wall, speculative["tokens"] / plain["tokens"]),
+        "decode_speedup_bound": _decode_bound(measurement.samples),
         "by_category": {
-            category: _ratios(plain["by_category"][category], speculative["by_category"][category])
-            for category in categories
+            category: {
+                **_ratios(plain["by_category"][category], speculative["by_category"][category]),
+                "decode_speedup_bound": _decode_bound(own),
+            }
+            for category, own in by_category.items()
         },
         "acceptance_length": metrics.acceptance_length,
         "acceptance_rate": metrics.acceptance_rate,
@@ -76,6 +89,34 @@ def _range(plain_tokens: int, tokens: int, wall_seconds: Mapping[Mode, Sequence[
     pairs = zip(wall_seconds["plain"], wall_seconds["speculative"], strict=True)
     ratios = [tokens / seconds / (plain_tokens / plain_seconds) for plain_seconds, seconds in pairs]
     return (min(ratios), max(ratios)) if len(ratios) > 1 else None
+
+
+def _decode_bound(samples: Sequence[Sample]) -> float | None:
+    """Of `decode_speedup`; None where a mode decoded nothing."""
+    seconds: dict[Mode, dict[str, list[float]]] = {mode: {} for mode in MODES}
+    tokens = dict.fromkeys(MODES, 0)
+    for sample in samples:
+        tokens[sample.mode] += len(sample.output.token_ids) - 1
+        seconds[sample.mode].setdefault(sample.prompt.id, []).append(sample.output.decode_seconds)
+    if not all(tokens.values()):
+        return None
+    plain, speculative = (np.array(list(seconds[mode].values())) for mode in MODES)
+    return _bound(plain, speculative, tokens["speculative"] / tokens["plain"])
+
+
+def _bound(plain: np.ndarray, speculative: np.ndarray, tokens: float) -> float | None:
+    """What a speed-up exceeds with 95% confidence, as the repeats tell: their bootstrap, each request's drawn on its
+    own, the two modes of a repeat together. None with fewer than three repeats.
+
+    plain, speculative: seconds [requests, repeats]; tokens: speculative over plain.
+    """
+    count, repeats = plain.shape
+    if repeats < _LEAST_REPEATS or not (plain.any() and speculative.any()):
+        return None
+    drawn = np.random.default_rng(0).integers(0, repeats, size=(_DRAWS, count, repeats))
+    before, after = (np.take_along_axis(own[None], drawn, axis=2) for own in (plain, speculative))
+    ratios = np.median(before, axis=2).sum(axis=1) / np.median(after, axis=2).sum(axis=1)
+    return float(np.percentile(ratios * tokens, 5))
 
 
 def _identical(samples: Sequence[Sample]) -> int:

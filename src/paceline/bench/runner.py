@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from paceline.bench.workload import Prompt
+from paceline.config import EngineConfig
 from paceline.params import SamplingParams
 from paceline.types import RequestOutput
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
+    from paceline.models.loader import LoadedModel
 
 Mode = Literal["plain", "speculative"]
 MODES: tuple[Mode, Mode] = ("plain", "speculative")
@@ -44,28 +46,38 @@ def submit(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, *, mode:
     return llm.chat([prompt.messages for prompt in prompts], params)
 
 
+def engines(model: LoadedModel, config: EngineConfig, *, repeats: int) -> Iterator[LLM]:
+    """One after another, for `measure`: nothing that a drafter remembers of one repeat helps the next."""
+    from paceline.llm import LLM
+
+    for _ in range(repeats):
+        with LLM(model, config=config, progress=False) as llm:
+            yield llm
+        del llm  # its memory, before the next one takes its own
+
+
 def measure(
-    llm: LLM,
+    llms: Iterable[LLM],
     prompts: Sequence[Prompt],
     *,
     params: SamplingParams,
     concurrency: int = 1,
-    repeats: int = 1,
     announce: Callable[[Sequence[Prompt], Mode], None] = lambda prompts, mode: None,
     observe: Callable[[Sample], None] = lambda sample: None,
 ) -> Measurement:
-    """Each prompt in both modes, `repeats` times, after a short warm-up.
+    """Each prompt in both modes, once with each engine, after a short warm-up.
 
     `announce` is told what is submitted next, `observe` of each finished request; the warm-up is neither's.
     One request at a time the modes alternate prompt by prompt; with concurrency (the engine's max_num_seqs) all
     prompts of a mode are handed in at once. Which mode goes first alternates too.
     """
-    for mode in MODES:
-        submit(llm, prompts[:1], replace(params, max_tokens=min(8, params.max_tokens), min_tokens=0), mode=mode)
     batches = [[prompt] for prompt in prompts] if concurrency == 1 else [list(prompts)]
     samples: list[Sample] = []
-    wall_seconds: dict[Mode, list[float]] = {mode: [0.0] * repeats for mode in MODES}
-    for repeat in range(repeats):
+    wall_seconds: dict[Mode, list[float]] = {mode: [] for mode in MODES}
+    for repeat, llm in enumerate(llms):
+        for mode in MODES:
+            submit(llm, prompts[:1], replace(params, max_tokens=min(8, params.max_tokens), min_tokens=0), mode=mode)
+            wall_seconds[mode].append(0.0)
         for index, batch in enumerate(batches):
             for mode in MODES if (index + repeat) % 2 == 0 else reversed(MODES):
                 announce(batch, mode)
@@ -77,4 +89,5 @@ def measure(
                     own = output.prefill_seconds + output.decode_seconds
                     samples.append(Sample(prompt, mode, output, elapsed if concurrency == 1 else own))
                     observe(samples[-1])
+        del llm  # its memory, before the next one takes its own
     return Measurement(tuple(samples), {mode: tuple(seconds) for mode, seconds in wall_seconds.items()})

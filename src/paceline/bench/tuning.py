@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from paceline import costs
 from paceline.bench.report import summarize
-from paceline.bench.runner import MODES, measure
+from paceline.bench.runner import MODES, engines, measure
 from paceline.bench.workload import Prompt
 from paceline.config import EngineConfig, SpeculationConfig
 from paceline.control.cost import PassCosts
@@ -18,6 +19,7 @@ from paceline.params import SamplingParams
 from paceline.types import Draft, Load, Observation, RequestView, SpeculationMetrics
 
 if TYPE_CHECKING:
+    from paceline.llm import LLM
     from paceline.models.loader import LoadedModel
 
 _CLEARLY = 1.03  # by which a fixed length must beat auto to be recommended: less is noise
@@ -74,27 +76,23 @@ def run(
     repeats: int,
     advance: Callable[[], None] = lambda: None,
 ) -> Trial:
-    """Runs the prompts plainly and speculatively, interleaved, on an engine of its own: nothing that a drafter
-    remembers of one setting helps another."""
-    from paceline.llm import LLM
-
+    """Runs the prompts plainly and speculatively, interleaved, on engines of their own."""
     own = replace(
         config,
         speculation=_speculation(config.speculation, setting),
         scheduler=replace(config.scheduler, max_num_seqs=setting.concurrency),
     )
-    llm = LLM(model, config=own, progress=False)
-    drafting = llm.engine.drafting
-    assert drafting is not None
-    forecast = Forecast(drafting.controller, costs.of(model, llm.config, llm.runner))
-    drafting.control(forecast)
+    forecasts: list[Forecast] = []
+
+    def followed() -> Iterator[LLM]:
+        for llm in engines(model, own, repeats=repeats):
+            assert llm.engine.drafting is not None
+            forecasts.append(Forecast(llm.engine.drafting.controller, costs.of(model, llm.config, llm.runner)))
+            llm.engine.drafting.control(forecasts[-1])
+            yield llm
+
     measurement = measure(
-        llm,
-        prompts,
-        params=params,
-        concurrency=setting.concurrency,
-        repeats=repeats,
-        observe=lambda _: advance(),
+        followed(), prompts, params=params, concurrency=setting.concurrency, observe=lambda _: advance()
     )
     by_category: dict[str, SpeculationMetrics] = {}
     for sample in measurement.samples:
@@ -104,7 +102,8 @@ def run(
     metrics = sum(by_category.values(), SpeculationMetrics())
     per_position = tuple(count / max(1, metrics.num_drafts) for count in metrics.num_accepted_tokens_per_pos)
     lengths = {category: own.acceptance_length for category, own in by_category.items()}
-    return Trial(setting, summarize(measurement), forecast.speedup, per_position, lengths)
+    predicted = median(forecast.speedup for forecast in forecasts)
+    return Trial(setting, summarize(measurement), predicted, per_position, lengths)
 
 
 def best_fixed(trials: Sequence[Trial]) -> Trial:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.bench.environment import describe_environment
 from paceline.bench.report import summarize
-from paceline.bench.runner import MODES, measure
+from paceline.bench.runner import MODES, engines, measure
 from paceline.bench.workload import read_prompts, select
 from paceline.cli import options
 from paceline.cli.output import Column, category_table, note, print_json, progress_bar
 from paceline.config import at_least
 from paceline.models import runners
+from paceline.models.loader import load
 from paceline.params import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
 
 COLUMNS: tuple[Column, ...] = (
     ("plain\ntokens/s", "plain", "tokens_per_second"),
@@ -55,6 +60,8 @@ def bench(
 ) -> int:
     """Measure plain and speculative decoding in one process, interleaved, prefix caching off.
 
+    Each repeat has an engine of its own, whose drafters remember nothing of the one before.
+
     tokens_per_second counts whole requests, prefill included; decode_tokens_per_second the time from the first output
     token to the last. With --concurrency above 1 the seconds of a request overlap with others': per category and for
     decoding the rates are then what one request sees, and only tokens_per_second of a mode is throughput.
@@ -80,34 +87,38 @@ def bench(
     if save is not None:
         options.require_writable("--save", save)
 
-    from paceline.llm import LLM
+    loaded = load(model, progress=True)
+    described: dict[str, Any] = {}
 
-    with LLM(model, config=config, progress=True) as llm:
-        note(llm.model_card)
-        with progress_bar("measuring", total=len(MODES) * repeats * len(chosen)) as advance:
-            measurement = measure(
-                llm, chosen, params=params, concurrency=concurrency, repeats=repeats, observe=lambda _: advance()
-            )
-        report = summarize(measurement) | {
-            "model": llm.model_card,
-            "settings": {
-                "prompts": len(chosen),
-                "max_tokens": max_tokens,
-                "temperature": temperature,
-                "seed": seed,
-                "ignore_eos": ignore_eos,
-                "concurrency": concurrency,
-                "repeats": repeats,
-                **runners.settings(llm.config),
-            },
-            "environment": describe_environment(),
-        }
-        if as_json:
-            print_json(report)
-        else:
-            _print(report)
-        if save is not None:
-            Path(save).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    def introduced() -> Iterator[LLM]:
+        for llm in engines(loaded, config, repeats=repeats):
+            if not described:
+                note(llm.model_card)
+                described.update(model=llm.model_card, settings=runners.settings(llm.config))
+            yield llm
+
+    with progress_bar("measuring", total=len(MODES) * repeats * len(chosen)) as advance:
+        measurement = measure(introduced(), chosen, params=params, concurrency=concurrency, observe=lambda _: advance())
+    report = summarize(measurement) | {
+        "model": described["model"],
+        "settings": {
+            "prompts": len(chosen),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "ignore_eos": ignore_eos,
+            "concurrency": concurrency,
+            "repeats": repeats,
+            **described["settings"],
+        },
+        "environment": describe_environment(),
+    }
+    if as_json:
+        print_json(report)
+    else:
+        _print(report)
+    if save is not None:
+        Path(save).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 
 
@@ -126,4 +137,6 @@ def _print(report: dict[str, Any]) -> None:
         low, high = report["speedup_range"]
         repeats = report["settings"]["repeats"]
         console.print(f"medians of {repeats} runs, whose speed-ups were {low:.2f}x to {high:.2f}x")
+        if report["decode_speedup_bound"] is not None:
+            console.print(f"decoding: at least {report['decode_speedup_bound']:.2f}x, with 95% confidence")
     console.print(f"{report['environment']['cpu']}, {report['environment']['cores']} cores")

@@ -75,7 +75,7 @@ def demo() -> int:
 
     with console.status("warming up") as status:
         measurement = measure(
-            llm,
+            [llm],
             PROMPTS,
             params=params,
             announce=lambda prompts, mode: status.update(f"{prompts[0].category}, {mode}"),
