@@ -71,9 +71,7 @@ class HybridDrafter(Drafter):
                     record.note(own, emitted)
         self._proposed = {}
         for drafter in self._drafters:
-            wanted = drafter.num_successors
-            cut = [None if rows is None or not wanted else rows[:, :wanted] for rows in step.successors]
-            drafter.observe(replace(step, successors=cut))
+            drafter.observe(step if drafter.num_successors == self.num_successors else _cut(step, drafter))
 
     def release(self, request_id: str) -> None:
         for drafter in self._drafters:
@@ -158,6 +156,13 @@ class HybridDrafter(Drafter):
             source=self.name,
             proposers=tuple(tuple(names[node]) for node in kept),
         )
+
+
+def _cut(step: Observation, drafter: Drafter) -> Observation:
+    """The step with as many successors as the drafter wants."""
+    wanted = drafter.num_successors
+    cut = [None if rows is None or not wanted else rows[:, :wanted] for rows in step.successors]
+    return replace(step, successors=cut)
 
 
 class TrackRecord:

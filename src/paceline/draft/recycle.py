@@ -109,34 +109,21 @@ class RecycleDrafter(Drafter):
         )
 
     def _learn(self, step: Observation) -> None:
-        before: list[int] = []
-        tokens: list[int] = []
-        kept: list[int] = []  # rows of roots and accepted nodes
-        said: list[np.ndarray] = []
         for view, draft, verdict, own in zip(step.views, step.drafts, step.verdicts, step.successors, strict=True):
             if verdict is None or own is None or not view.params.speculates:
                 continue
-            first, (previous, root) = len(tokens), _last_two(view.token_ids)
-            nodes = [] if draft is None else draft.token_ids.tolist()
-            seen = [root, *nodes]
-            before.append(previous)
+            previous, root = _last_two(view.token_ids)
+            tokens, before = [root], [previous]
             if draft is not None:
-                before += [seen[parent + 1] for parent in draft.parents.tolist()]
-            tokens += seen
-            path = [first, *(first + 1 + node for node in verdict.path)]
-            for row, following in zip(
-                path, [*(nodes[node] for node in verdict.path), verdict.final_token], strict=True
-            ):
+                tokens += draft.token_ids.tolist()
+                before += [tokens[parent + 1] for parent in draft.parents.tolist()]
+            path = [0, *(1 + node for node in verdict.path)]
+            for row, following in zip(path, [*(tokens[row] for row in path[1:]), verdict.final_token], strict=True):
                 self._table.count(before[row], tokens[row], following)
-            kept += path
-            said.append(own)
-        if not tokens:
-            return
-        # What was accepted is written last: of a token's rows in one pass, the one in the text counts.
-        accepted = set(kept)
-        order = [*(row for row in range(len(tokens)) if row not in accepted), *kept]
-        pairs = np.array([before, tokens], dtype=np.int64)[:, order]
-        self._table.write(pairs[0], pairs[1], np.concatenate(said)[order])
+            # What was accepted is written last: of a token's rows in one pass, the one in the text counts.
+            accepted = set(path)
+            for row in (*(row for row in range(len(tokens)) if row not in accepted), *path):
+                self._table.write_row(before[row], tokens[row], own[row])
 
 
 def _last_two(token_ids: np.ndarray) -> tuple[int, int]:

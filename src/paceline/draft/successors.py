@@ -62,6 +62,19 @@ class SuccessorTable:
             if following in said:
                 self._hits[kind, said.index(following)] += 1.0
 
+    def write_row(self, before: int, token: int, successors: np.ndarray) -> None:
+        """The same of a single token: a step has few, for which arrays take longer."""
+        key = before * _MIX + token
+        slot = key & (_NUM_PAIRS - 1)
+        if self._keys[slot] != key:
+            self._keys[slot] = key
+            self.successors[slot, 0] = -1
+        new = successors[0]
+        for row, kind in ((slot, 0), (token + _NUM_PAIRS, _NUM_STATES)):
+            old = self.successors[row, 0]
+            self.kinds[row] = kind + (_FIRST if old < 0 else _CONFIRMED if old == new else _CHANGED)
+            self.successors[row] = successors
+
     def write(self, before: np.ndarray, tokens: np.ndarray, successors: np.ndarray) -> None:
         """Successors [M, width] of tokens [M], each after the token `before` it; the last one wins where some agree."""
         keys = before * _MIX + tokens
