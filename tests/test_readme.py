@@ -74,7 +74,9 @@ def test_tree_names_what_is_there():
 def test_table_is_the_measured_one(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import readme_table
+    import results_file
 
-    results = json.loads((ROOT / "benchmarks" / "results" / "smollm2-135m.json").read_text(encoding="utf-8"))
-    assert readme_table.paste(README, readme_table.render(results)) == README
-    sys.modules.pop("readme_table")
+    table = readme_table.render(results_file.read("smollm2-135m"))
+    assert results_file.paste(README, table, name="benchmark") == README
+    for name in ("readme_table", "results_file"):
+        sys.modules.pop(name)

@@ -16,7 +16,8 @@ _FREE_SHARE = 0.01  # of a plain pass: a drafter whose nodes take less is asked 
 _PLAIN_EVERY = 256  # decoding steps after which one is made plainly, so that its price stays known
 _RATE = 0.03  # weight of the newest step in averages: about the last 30 count, and
 _GAIN_RATE = 0.12  # of the newest draft of a request
-_FREE_TRIES = 8  # drafts of a request before it is judged
+_FREE_TRIES = 8  # drafts before any is judged
+_BORROWED_TRIES = 2  # that what others brought counts for, where a request is new
 _MOST_TIMES = 4.0  # the usual time to draft that counts of a single step: the rest is a hiccup, unless it comes again
 _GUARD_PASSES = 10  # over one row, that speculation may cost on top of its share of the time
 _MARGIN = 1.05  # by which a node must be worth more than it costs: chances are estimates
@@ -122,6 +123,7 @@ class CostPolicy:
         self.acceptance = acceptance or Acceptance()
         self.guard = guard or Guard(budget_seconds=_GUARD_PASSES * costs.seconds(1))
         self._records: dict[str, _Record] = {}
+        self._common = _Record()  # of all requests
         self._speedup = 1.0  # of decoding steps over plain ones, lately
         self._since_plain = 0  # decoding steps
         self._asking = Asking()
@@ -136,9 +138,9 @@ class CostPolicy:
         planned = []
         allowance = self.guard.allowance
         for view, limit in zip(views, limits, strict=True):
-            own = self._records.setdefault(view.request_id, _Record())
+            own = self._record(view.request_id)
             own.skipped += 1
-            pays = own.tries < _FREE_TRIES or own.gain > own.seconds
+            pays = self._common.tries < _FREE_TRIES or own.gain > own.seconds
             asked = (pays or own.skipped >= self._steps_between_tries(own.seconds, load)) and own.seconds <= allowance
             allowance -= own.seconds if asked else 0.0
             planned.append(limit if asked else 0)
@@ -213,7 +215,8 @@ class CostPolicy:
                 selected[index] = draft if len(own) == len(draft) else draft.only(sorted(own))
         self._settle(views, selected, rate=rate, price=price)
         for view, gain in zip(views, gains, strict=True):
-            self._records.setdefault(view.request_id, _Record()).note(gain, seconds / len(views))
+            for record in (self._record(view.request_id), self._common):
+                record.note(gain, seconds / len(views))
         return selected
 
     def observe(self, step: Observation) -> None:
@@ -264,6 +267,13 @@ class CostPolicy:
                         gains[depth - 1] += chance / rate - price
             for record in records:
                 record.note(gains)
+
+    def _record(self, request_id: str) -> _Record:
+        """The request's own, which begins as those of others have become."""
+        if request_id not in self._records:
+            common = self._common
+            self._records[request_id] = _Record(min(common.tries, _BORROWED_TRIES), common.gain, common.seconds)
+        return self._records[request_id]
 
     def _stopwatch(self, drafter: str) -> _Stopwatch:
         return self._stopwatches.setdefault(drafter, _Stopwatch(usual=self.costs.seconds(1)))
