@@ -18,7 +18,7 @@ from paceline.control.policy import CostPolicy
 from paceline.engine.counters import counters
 from paceline.engine.engine import Engine
 from paceline.engine.interrupt import deferred_interrupt
-from paceline.engine.probe import last_row
+from paceline.engine.probe import forced_tokens, last_row
 from paceline.engine.progress import BatchProgress
 from paceline.engine.trace import FORMAT, TraceFile, TraceHeader
 from paceline.engine.traced import TracedEngine
@@ -186,6 +186,12 @@ class LLM:
             self.engine, np.asarray(token_ids, np.int32), params, prompt_length=prompt_length, seed=seed, stream=stream
         )
         return race_margin(logits, sampling)
+
+    def forced_tokens(self, output: RequestOutput, params: SamplingParams) -> list[int]:
+        """What the target samples at the place of each token of an output's first choice, when the output is fed to it
+        in one pass: the same tokens, where no decoding has gone astray."""
+        prompt, own = (np.asarray(ids, np.int32) for ids in (output.prompt_token_ids, output.token_ids))
+        return forced_tokens(self.engine, prompt, own, params, seed=output.seed).tolist()
 
     def encode_prediction(self, text: str) -> tuple[int, ...]:
         """Tokens of a text that an answer will resemble, for `SamplingParams.prediction`.

@@ -70,14 +70,6 @@ def test_a_lossy_rule_is_caught(tiny_llama, prompts):
     assert all(item["margin"] >= 0 for item in value["divergences"])
 
 
-def test_rules_that_keep_the_law_only_are_refused(tiny_llama, prompts):
-    rule = '{"method": "ngram", "verification": "rejection"}'
-    result = invoke(
-        "verify", tiny_llama, "--prompts", prompts, "--temperature", "1", "--speculation", rule, exit_code=2
-    )
-    assert "keeps the law of the text, not its ids" in result.stderr
-
-
 @pytest.mark.parametrize("command", ["verify", "bench"])
 def test_no_drafter_is_refused(tiny_llama, prompts, command):
     result = invoke(command, tiny_llama, "--prompts", prompts, "--speculation", "none", exit_code=2)

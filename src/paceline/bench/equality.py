@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,21 +64,27 @@ def compare(
 
     Both runs need the same seed: params.seed must be set.
     """
-    assert params.seed is not None, "two random seeds would be compared"
     tokens = 0
     divergences = []
-    lossless = llm.lossless
+    for prompt, plain, speculative in pairs(llm, prompts, params=params, batch_size=batch_size):
+        tokens += len(plain.token_ids)
+        divergence = find_divergence(llm, prompt, plain, speculative, params)
+        if divergence is not None:
+            divergences.append(divergence)
+        advance()
+    return Equality(len(prompts), tokens, tuple(divergences), llm.lossless)
+
+
+def pairs(
+    llm: LLM, prompts: Sequence[Prompt], *, params: SamplingParams, batch_size: int
+) -> Iterator[tuple[Prompt, RequestOutput, RequestOutput]]:
+    """Each prompt with its plain and its speculative output, batch_size at once."""
+    assert params.seed is not None, "two random seeds would be compared"
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         plain = submit(llm, batch, params, mode="plain")
         speculative = submit(llm, batch, params, mode="speculative")
-        for prompt, ours, theirs in zip(batch, plain, speculative, strict=True):
-            tokens += len(ours.token_ids)
-            divergence = find_divergence(llm, prompt, ours, theirs, params)
-            if divergence is not None:
-                divergences.append(divergence)
-            advance()
-    return Equality(len(prompts), tokens, tuple(divergences), lossless)
+        yield from zip(batch, plain, speculative, strict=True)
 
 
 def find_divergence(
@@ -102,5 +108,10 @@ def find_divergence(
         plain_token=ours[position] if position < len(ours) else None,
         speculative_token=theirs[position] if position < len(theirs) else None,
         margin=margin,
-        tie=llm.config.engine != "native" and margin < TIE_MARGIN,
+        tie=is_tie(llm, margin),
     )
+
+
+def is_tie(llm: LLM, margin: float) -> bool:
+    """Whether rounding may decide between two candidates so close."""
+    return llm.config.engine != "native" and margin < TIE_MARGIN

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.bench.page import heading, page, paragraph, table
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>paceline tune: {title}</title>
-<style>
-:root {{ color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }}
-body {{ max-width: 52rem; margin: 2rem auto; padding: 0 1rem; }}
-table {{ border-collapse: collapse; margin: 1rem 0; }}
-th, td {{ padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #8884; }}
-th:first-child, td:first-child {{ text-align: left; }}
-svg {{ max-width: 100%; height: auto; background: white; }}
-</style>
-<h1>Does speculation pay here?</h1>
-<p>{verdict}</p>
-<p>{conditions}</p>
-{plot}
-<h2>Settings</h2>
-{settings}
-<h2>Categories, with auto</h2>
-{categories}
-<h2>Accepted by position, with auto</h2>
-{positions}
-</html>
-"""
 
-
-def page(report: dict[str, Any]) -> str:
+def render(report: dict[str, Any]) -> str:
     """HTML of a report of `paceline tune`."""
     trials, auto = report["trials"], report["trials"][0]
     settings = [
@@ -56,19 +31,23 @@ def page(report: dict[str, Any]) -> str:
     ]
     positions = [(index + 1, f"{share:.0%}") for index, share in enumerate(auto["accepted_per_position"])]
     environment = report["environment"]
-    return _PAGE.format(
-        title=html.escape(report["model"]),
-        verdict=html.escape(report["verdict"]),
-        conditions=html.escape(
-            f"{report['model']}; {report['settings']['prompts']} prompts of {report['settings']['max_tokens']} new "
-            f"tokens; {environment['cpu']}, {environment['cores']} cores."
-        ),
-        plot=_svg(report),
-        settings=_table(
-            ("", "plain tokens/s", "speculative tokens/s", "speed-up", "predicted", "tokens a pass"), settings
-        ),
-        categories=_table(("", "speed-up", "tokens a pass"), categories),
-        positions=_table(("position", "of all drafts"), positions),
+    return page(
+        [
+            paragraph(report["verdict"]),
+            paragraph(
+                f"{report['model']}; {report['settings']['prompts']} prompts of {report['settings']['max_tokens']} new "
+                f"tokens; {environment['cpu']}, {environment['cores']} cores."
+            ),
+            _svg(report),
+            heading("Settings"),
+            table(("", "plain tokens/s", "speculative tokens/s", "speed-up", "predicted", "tokens a pass"), settings),
+            heading("Categories, with auto"),
+            table(("", "speed-up", "tokens a pass"), categories),
+            heading("Accepted by position, with auto"),
+            table(("position", "of all drafts"), positions),
+        ],
+        title=f"paceline tune: {report['model']}",
+        heading="Does speculation pay here?",
     )
 
 
@@ -106,9 +85,3 @@ def _figure(report: dict[str, Any]) -> Figure:
         axes.axhline(1.0, color="grey", linestyle="--", linewidth=1)
         axes.legend()
     return figure
-
-
-def _table(headings: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
-    lines = ("".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows)
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

@@ -192,5 +192,5 @@ def _print(report: dict[str, Any]) -> None:
 def _save(report: dict[str, Any], folder: Path) -> None:
     for name, value in (("config.json", report["config"]), ("tune.json", report)):
         (folder / name).write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / "tune.html").write_text(tuning_page.page(report), encoding="utf-8")
+    (folder / "tune.html").write_text(tuning_page.render(report), encoding="utf-8")
     tuning_page.draw(report, folder / "tune.png")

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from paceline.bench import proof_page
 from paceline.bench.equality import TIE_MARGIN, Equality, compare
+from paceline.bench.proof import LAW_RULES, Proving
 from paceline.bench.workload import read_prompts, select
 from paceline.cli import options
 from paceline.cli.output import note, print_json, progress_bar
-from paceline.config import SpeculationConfig, at_least
+from paceline.config import at_least
 from paceline.errors import ConfigError
+from paceline.models.loader import load
 from paceline.params import SamplingParams
+
+_LEAST_SAMPLES, _MOST_SAMPLES = 20, 1000
 
 
 def verify(
@@ -28,6 +35,13 @@ def verify(
     min_p: options.MinP = 0.0,
     seed: options.FixedSeed = 0,
     concurrency: options.Concurrency = 1,
+    samples: Annotated[
+        int, typer.Option(help="Texts of each prompt, plain and speculative, where laws are compared.")
+    ] = 400,
+    proof: Annotated[
+        str | None,
+        typer.Option(help="Make all checks, greedy and sampled, and write a page about them.", metavar="FILE.html"),
+    ] = None,
     trace: options.Trace = None,
     config_file: options.ConfigFile = None,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
@@ -46,8 +60,16 @@ def verify(
     Exits with 1 unless all ids agree. On the torch engine a divergence where the two best scores differ by less than
     0.001 in log is a floating-point tie: it is listed with its margin, counted under `ties`, and does not fail the
     check. The native engine is equal to the bit, and any divergence fails.
+
+    The rules rejection and block keep the law of the text, not its ids, at a temperature above 0: then many short texts
+    are written either way, and a two-sample test asks whether they come from one law.
+
+    With --proof all of this is checked, greedy and at the temperature (0.8 if it is 0); besides, each token must be
+    what the target chooses when the output is fed to it, and a target that drafts for itself must accept its drafts.
     """
     at_least("--concurrency", concurrency, 1)
+    if not _LEAST_SAMPLES <= samples <= _MOST_SAMPLES:
+        raise ConfigError(f"--samples must be {_LEAST_SAMPLES} to {_MOST_SAMPLES}; got {samples}: try 400.")
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens, seed=seed
     )
@@ -66,27 +88,36 @@ def verify(
         max_num_seqs=concurrency,
     )
     options.require_drafter(config)
-    _require_comparable(config.speculation, params)
+    if proof is not None:
+        options.require_writable("--proof", proof)
 
     from paceline.llm import LLM
 
-    with LLM(model, config=config, progress=True, trace=trace) as llm:
+    loaded = load(model, progress=True)
+    with LLM(loaded, config=config, progress=True, trace=trace) as llm:
         note(llm.model_card)
-        with progress_bar("verifying", total=len(chosen)) as advance:
-            equality = compare(llm, chosen, params=params, batch_size=concurrency, advance=advance)
+        if proof is None and (params.greedy or config.speculation.verification not in LAW_RULES):
+            with progress_bar("verifying", total=len(chosen)) as advance:
+                equality = compare(llm, chosen, params=params, batch_size=concurrency, advance=advance)
+            if as_json:
+                print_json(equality_json(equality))
+            else:
+                _print(equality)
+            return 0 if equality.holds else 1
+        proving = Proving(loaded, llm, chosen, params=params, samples=samples, batch_size=concurrency)
+        with progress_bar("proving", total=proving.num_rounds(thorough=proof is not None)) as advance:
+            checks = proving.run(advance, thorough=proof is not None)
         if as_json:
-            print_json(equality_json(equality))
+            found = [asdict(check) for check in checks]
+            print_json({"prompts": len(chosen), "checks": found, "lossless": llm.lossless})
         else:
-            _print(equality)
-    return 0 if equality.holds else 1
-
-
-def _require_comparable(speculation: SpeculationConfig, params: SamplingParams) -> None:
-    if speculation.verification in ("rejection", "block") and not params.greedy:
-        raise ConfigError(
-            f"verification {speculation.verification!r} keeps the law of the text, not its ids, at a temperature "
-            'above 0: compare ids at --temperature 0, or with "verification": "coupled".'
-        )
+            for check in checks:
+                typer.echo(f"{'holds' if check.holds else 'FAILS'}: {check.name}: {check.found}")
+        if proof is not None:
+            prompts_used = f"{len(chosen)} of {prompts}, {max_tokens} new tokens, seed {seed}, {concurrency} at once"
+            Path(proof).write_text(proof_page.render(checks, llm=llm, prompts=prompts_used), encoding="utf-8")
+            note(f"written to {proof}")
+    return 0 if all(check.holds for check in checks) else 1
 
 
 def equality_json(equality: Equality) -> dict[str, object]:

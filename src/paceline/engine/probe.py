@@ -1,4 +1,4 @@
-"""One logits row, computed plainly and on its own: what `verify` looks at where two runs differ."""
+"""Passes that stand alone: what `verify` holds outputs against, and what it looks at where two runs differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.engine.request import Request
 from paceline.engine.scheduler import ScheduledSequence
 from paceline.errors import CacheError
 from paceline.params import SamplingParams
-from paceline.types import RowSampling
+from paceline.types import Draft, ForwardOutput, RowSampling
 
 
 def last_row(
@@ -22,6 +22,39 @@ def last_row(
 
     Raises CacheError if what is running leaves too few K/V blocks for all tokens; they are given back afterwards.
     """
+    output, sampling = _last_pass(
+        engine, token_ids, params, prompt_length=prompt_length, seed=seed, stream=stream, want_logits=True
+    )
+    assert output.logits is not None
+    return output.logits[0], sampling
+
+
+def forced_tokens(
+    engine: Engine, prompt_ids: np.ndarray, output_ids: np.ndarray, params: SamplingParams, *, seed: int
+) -> np.ndarray:
+    """What the target samples at the place of each output token [N] int32, after the prompt [P] and the output tokens
+    before it: all in one pass, as if the output had been fed to it rather than been written.
+
+    Raises CacheError like last_row.
+    """
+    draft = Draft.chain(output_ids[:-1], source="output")
+    output, _ = _last_pass(engine, prompt_ids, params, prompt_length=len(prompt_ids), seed=seed, draft=draft)
+    assert output.token_ids is not None
+    return output.token_ids
+
+
+def _last_pass(
+    engine: Engine,
+    token_ids: np.ndarray,
+    params: SamplingParams,
+    *,
+    prompt_length: int,
+    seed: int,
+    stream: int = 0,
+    draft: Draft | None = None,
+    want_logits: bool = False,
+) -> tuple[ForwardOutput, RowSampling]:
+    """The pass that ends with the last of token_ids and the nodes after it, with the chunks before it."""
     request = Request(
         0,  # which no other request has
         token_ids[:prompt_length],
@@ -38,16 +71,19 @@ def last_row(
     try:
         while True:
             num_tokens = min(sequence.pending, chunk)
-            part = ScheduledSequence(sequence, num_tokens, samples=num_tokens == sequence.pending)
-            copies = engine.cache.allocate(sequence.id, num_computed=sequence.num_computed, num_new=num_tokens)
+            last = num_tokens == sequence.pending
+            own = draft if last and draft is not None and len(draft) else None
+            num_nodes = 0 if own is None else len(own)
+            part = ScheduledSequence(sequence, num_tokens, samples=last, draft_limit=num_nodes)
+            copies = engine.cache.allocate(
+                sequence.id, num_computed=sequence.num_computed, num_new=num_tokens + num_nodes
+            )
             if copies is None:
                 raise CacheError("the KV cache has no room for this row: finish or close what is running first.")
-            part.constrain(None)
-            batch, sampling, _ = pack([part], [None], engine.cache, want_laws=False)
+            part.constrain(own)
+            batch, sampling, _ = pack([part], [own], engine.cache, want_laws=False)
             if sampling is not None:
-                logits = engine.runner.forward(batch, replace(sampling, want_logits=True)).logits
-                assert logits is not None
-                return logits[0], sampling
+                return engine.runner.forward(batch, replace(sampling, want_logits=want_logits)), sampling
             engine.runner.forward(batch)
             sequence.num_computed += num_tokens
     finally:
