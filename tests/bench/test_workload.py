@@ -27,6 +27,15 @@ def test_reads_lines_and_skips_blank_ones(tmp_path):
     assert prompts[0].messages == [{"role": "user", "content": "Hello"}]
 
 
+def test_reads_the_files_of_known_benchmarks(tmp_path):
+    """Spec-Bench numbers its questions, SPEED-Bench names them; both add fields that are of no use here."""
+    lines = [
+        {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."], "reference": []},
+        {"question_id": "coding_1", "category": "coding", "sub_category": "x", "turns": ["Sort."], "multiturn": False},
+    ]
+    assert [prompt.id for prompt in read_prompts(write(tmp_path, *lines))] == ["81", "coding_1"]
+
+
 def test_reads_past_a_byte_order_mark(tmp_path):
     (tmp_path / "bom").write_bytes(b"\xef\xbb\xbf" + json.dumps(LINE).encode())
     assert [prompt.id for prompt in read_prompts(str(tmp_path / "bom"))] == ["a"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.main import app
-from paceline.verify.coupled import CoupledVerifier
+from paceline.engine.engine import Engine
 from paceline.verify.rejection import RejectionVerifier
 
 SHORT = ("--max-tokens", "12", "--kv-cache-memory", "4M", "--threads", "1", "--samples", "200", "--seed", "3")
@@ -61,13 +62,16 @@ def test_a_rule_that_accepts_too_much_is_found(tiny_llama, prompts, monkeypatch)
 
 
 def test_two_runs_that_are_wrong_in_the_same_way_are_found(tiny_llama, prompts, tmp_path, monkeypatch):
-    """Plain decoding itself emits the wrong tokens: only feeding the output to the target shows it."""
-    right = CoupledVerifier.verify
+    """Plain decoding itself emits wrong tokens: only feeding the output to the target shows it."""
+    right = Engine._compute
 
-    def wrong(self, draft, rows, noise, *, position, attempt):
-        return right(self, draft, rows - rows % 2, noise, position=position, attempt=attempt)
+    def wrong(self, batch, sampling):
+        output = right(self, batch, sampling)
+        return (
+            output if output.token_ids is None else replace(output, token_ids=output.token_ids - output.token_ids % 2)
+        )
 
-    monkeypatch.setattr(CoupledVerifier, "verify", wrong)
+    monkeypatch.setattr(Engine, "_compute", wrong)
     options = ("--speculation", "ngram", "--proof", tmp_path / "proof.html")
     result = invoke(tiny_llama, "--prompts", prompts, *SHORT, *options, exit_code=1)
     assert "FAILS: each token is the target's own choice, greedy" in result.stdout

@@ -1,4 +1,7 @@
-"""Prompt files: JSON lines with `id`, `category` and `turns`, and the choice of prompts from them."""
+"""Prompt files: JSON lines with `id`, `category` and `turns`, and the choice of prompts from them.
+
+Spec-Bench's and SPEED-Bench's files are such, but for `question_id` in the place of `id`.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +82,8 @@ def _parse(line: str, where: str) -> Prompt:
         raise ConfigError(f"{where} is not valid JSON ({reason}): one JSON object a line.") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{where} is not a JSON object: it needs id, category and turns.")
+    if "id" not in value and "question_id" in value:
+        value["id"] = value["question_id"]
     missing = [name for name in ("id", "category", "turns") if name not in value]
     if missing:
         raise ConfigError(f"{where} has no {missing[0]!r}: it needs id, category and turns.")
