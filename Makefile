@@ -57,11 +57,13 @@ package: setup
 
 bench: setup
 	$(BIN)/python benchmarks/compare.py
-	$(BIN)/python benchmarks/readme_table.py
+	$(BIN)/python benchmarks/auto.py
+	$(BIN)/python benchmarks/reliability.py
 	$(BIN)/python benchmarks/drafters.py
 	$(BIN)/python benchmarks/overhead.py --save
 	$(BIN)/python benchmarks/memory.py --save
 	$(BIN)/python benchmarks/quality.py --save
+	$(BIN)/python benchmarks/performance_page.py
 
 docs: setup
 	$(BIN)/python docs/cli.py

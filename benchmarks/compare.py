@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -94,6 +95,34 @@ def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def compare(
+    model: str, contestants: Sequence[Contestant], *, prompts: str, per_category: int, max_tokens: int, repeats: int
+) -> dict[str, Any]:
+    """What a results file holds."""
+    from paceline.models.loader import load
+
+    workload = [model, "--prompts", prompts, "--per-category", str(per_category), "--max-tokens", str(max_tokens)]
+    reports: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(repeats):
+        for contestant in contestants:
+            report = run(contestant, workload)
+            reports.setdefault(report["system"], []).append(report)
+    return {
+        "model": f"{model}, {load(model).precision}",
+        "settings": {
+            "prompts": Path(prompts).name,
+            "per_category": per_category,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "concurrency": 1,
+            "repeats": repeats,
+            "speculation": json.loads(SPECULATION),
+        },
+        "environment": describe_environment(),
+        **summarize(reports),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
@@ -106,34 +135,16 @@ def main() -> None:
     arguments = parser.parse_args()
     from paceline.models.loader import load
 
-    model = load(arguments.model)
-    small = model.path.stat().st_size <= SMALL_BYTES
+    small = load(arguments.model).path.stat().st_size <= SMALL_BYTES
     keys = arguments.only or [key for key, own in CONTESTANTS.items() if own.small in (None, small)]
-    workload = [
+    results = compare(
         arguments.model,
-        *("--prompts", arguments.prompts),
-        *("--per-category", str(arguments.per_category)),
-        *("--max-tokens", str(arguments.max_tokens)),
-    ]
-    reports: dict[str, list[dict[str, Any]]] = {}
-    for _ in range(arguments.repeats):
-        for key in keys:
-            report = run(CONTESTANTS[key], workload)
-            reports.setdefault(report["system"], []).append(report)
-    results = {
-        "model": f"{arguments.model}, {model.precision}",
-        "settings": {
-            "prompts": Path(arguments.prompts).name,
-            "per_category": arguments.per_category,
-            "max_tokens": arguments.max_tokens,
-            "temperature": 0,
-            "concurrency": 1,
-            "repeats": arguments.repeats,
-            "speculation": json.loads(SPECULATION),
-        },
-        "environment": describe_environment(),
-        **summarize(reports),
-    }
+        [CONTESTANTS[key] for key in keys],
+        prompts=arguments.prompts,
+        per_category=arguments.per_category,
+        max_tokens=arguments.max_tokens,
+        repeats=arguments.repeats,
+    )
     keep(results, arguments.name or name_of(arguments.model))
     print(render(results))
 

@@ -1,14 +1,11 @@
-"""Puts the table of a results file between the markers of README.md: readme_table.py [NAME]."""
+"""The table of a comparison with other systems, as in README.md."""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-from results_file import read, renew
 
 HERE = Path(__file__).parent
 RATES = ("tokens_per_second", "decode_tokens_per_second", "prefill_tokens_per_second")  # kept for each repeat
@@ -62,12 +59,3 @@ def spread(values: list[float], form: str) -> str:
     """The median, and the range if there is one."""
     middle, low, high = (form.format(value) for value in (median(values), min(values), max(values)))
     return middle if low == high else f"{middle} ({low.removesuffix('x')}-{high.removesuffix('x')})"
-
-
-def main() -> None:
-    results = read(sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m")
-    renew("README.md", render(results), name="benchmark")
-
-
-if __name__ == "__main__":
-    main()

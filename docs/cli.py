@@ -28,7 +28,8 @@ def render() -> str:
 
 
 def _command(command: Any) -> str:
-    parameters = list(inspect.signature(command, eval_str=True).parameters.values())
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = [parameter for parameter in parameters if get_args(parameter.annotation)]  # not the context
     arguments = [_argument(p) for p in parameters if isinstance(_info(p), ArgumentInfo)]
     options = [_option(p) for p in parameters if isinstance(_info(p), OptionInfo)]
     name = command.__name__.replace("_", "-")

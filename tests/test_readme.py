@@ -71,12 +71,14 @@ def test_tree_names_what_is_there():
     assert all(f"{name}/" in tree for name in packages)
 
 
-def test_table_is_the_measured_one(monkeypatch):
+def test_tables_are_the_measured_ones(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import readme_table
+    import performance_page
     import results_file
 
-    table = readme_table.render(results_file.read("smollm2-135m"))
+    table = performance_page.readme_table.render(results_file.read("smollm2-135m"))
     assert results_file.paste(README, table, name="benchmark") == README
-    for name in ("readme_table", "results_file"):
+    page = (ROOT / performance_page.PAGE).read_text(encoding="utf-8")
+    assert page == performance_page.render(), "run benchmarks/performance_page.py"
+    for name in ("performance_page", "readme_table", "results_file", "quality"):
         sys.modules.pop(name)

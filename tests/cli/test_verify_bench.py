@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,41 @@ def test_bench_says_what_is_known_of_the_spread(tiny_llama, prompts, monkeypatch
     assert max(map(len, lines)) <= 80
     assert lines[-3].endswith("6 of 6 prompts identical")
     assert lines[-1] == "Some Processor, 2 cores"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--compare", "llama"), "--compare knows no 'llama': it takes torch, "),
+        (("--compare", "openvino", "--temperature", "1"), "--temperature does not go with --compare"),
+        (("--compare", "openvino", "--limit", "3"), "--limit does not go with --compare"),
+    ],
+)
+def test_comparisons_that_cannot_be_are_refused(prompts, options, words):
+    assert words in invoke("bench", "never loaded", "--prompts", prompts, *options, exit_code=2).stderr
+
+
+def test_a_comparison_runs_paceline_twice_and_each_peer(prompts, monkeypatch, tmp_path):
+    """The peers themselves are measured elsewhere; here none is installed."""
+    ran: list[tuple[str, ...]] = []
+
+    def run(contestant, workload):
+        ran.append((contestant.script, *contestant.flags))
+        system = "peer plain" if contestant.script == "openvino_pipeline" else f"Paceline {len(ran) % 3}"
+        rates = {f"{name}tokens_per_second": 10.0 for name in ("", "decode_", "prefill_")}
+        return {"system": system, "requests": 6, **rates, "by_category": {"chat": rates}, "outputs": [[1]]}
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    script = importlib.import_module("compare")
+    monkeypatch.setattr(script, "run", run)
+    options = ("--compare", "openvino", "--repeats", "2", "--save", tmp_path / "x.json", "--speculation", "suffix")
+    result = invoke("bench", "smollm2-135m", "--prompts", prompts, *options)
+    own = [("paceline_generate",), ("paceline_generate", "--speculation", "suffix"), ("openvino_pipeline",)]
+    assert ran == own * 2
+    assert "| peer plain | 10.0 |" in result.stdout
+    assert json.loads((tmp_path / "x.json").read_text())["settings"]["repeats"] == 2
+    for name in ("compare", "readme_table", "results_file"):
+        sys.modules.pop(name, None)
 
 
 def test_save_is_checked_before_the_measurement(prompts, tmp_path):

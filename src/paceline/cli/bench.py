@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.bench import peers
 from paceline.bench.environment import describe_environment
 from paceline.bench.report import summarize
 from paceline.bench.runner import MODES, engines, measure
@@ -16,6 +17,7 @@ from paceline.bench.workload import read_prompts, select
 from paceline.cli import options
 from paceline.cli.output import Column, category_table, note, print_json, progress_bar
 from paceline.config import at_least
+from paceline.errors import ConfigError
 from paceline.models import runners
 from paceline.models.loader import load
 from paceline.params import SamplingParams
@@ -23,6 +25,7 @@ from paceline.params import SamplingParams
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
+_WITH_PEERS = ("model", "prompts", "per_category", "max_tokens", "repeats", "compare", "save", "speculation", "as_json")
 COLUMNS: tuple[Column, ...] = (
     ("plain\ntokens/s", "plain", "tokens_per_second"),
     ("speculative\ntokens/s", "speculative", "tokens_per_second"),
@@ -34,6 +37,7 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def bench(
+    context: typer.Context,
     model: options.Model,
     prompts: options.Prompts,
     limit: options.Limit = None,
@@ -45,6 +49,14 @@ def bench(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-text token.")] = False,
     concurrency: options.Concurrency = 1,
     repeats: Annotated[int, typer.Option(help="Runs of each prompt in each mode; medians are reported.")] = 1,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure whole requests beside other engines instead, such as llama.cpp,openvino-lookup, each in an "
+            "environment of its own; in a clone of the repository.",
+            metavar="NAME,NAME,...",
+        ),
+    ] = None,
     save: Annotated[str | None, typer.Option(help="Write the JSON to this file too.", metavar="FILE")] = None,
     config_file: options.ConfigFile = None,
     speculation: options.Speculation = options.DEFAULT_SPECULATION,
@@ -87,6 +99,19 @@ def bench(
     if save is not None:
         options.require_writable("--save", save)
 
+    if compare is not None:
+        _refuse_others(context)
+        results, table = peers.compare(
+            model,
+            compare.split(","),
+            speculation=speculation,
+            prompts=prompts,
+            per_category=per_category or len(chosen),
+            max_tokens=max_tokens,
+            repeats=repeats,
+        )
+        _publish(results, save=save, as_json=as_json, show=lambda: typer.echo(table))
+        return 0
     loaded = load(model, progress=True)
     described: dict[str, Any] = {}
 
@@ -113,13 +138,25 @@ def bench(
         },
         "environment": describe_environment(),
     }
+    _publish(report, save=save, as_json=as_json, show=lambda: _print(report))
+    return 0
+
+
+def _refuse_others(context: typer.Context) -> None:
+    """Raises ConfigError for an option that was given, and that peers cannot honour."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if parameter.name not in _WITH_PEERS and source is not None and source.name != "DEFAULT":
+            raise ConfigError(f"{parameter.opts[0]} does not go with --compare: leave one of them out.")
+
+
+def _publish(report: dict[str, Any], *, save: str | None, as_json: bool, show: Callable[[], None]) -> None:
     if as_json:
         print_json(report)
     else:
-        _print(report)
+        show()
     if save is not None:
         Path(save).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return 0
 
 
 def _print(report: dict[str, Any]) -> None:
