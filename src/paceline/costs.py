@@ -15,6 +15,7 @@ from paceline.config import EngineConfig, usable_cores
 from paceline.control.cost import PassCosts, measure
 from paceline.errors import CorruptFileError
 from paceline.interfaces import Runner
+from paceline.machine import cpu_fields
 from paceline.models.catalog import cache_folder
 from paceline.models.json_file import read_json, write_json
 from paceline.models.tuned_layers import fingerprint
@@ -44,16 +45,8 @@ def _path(model: LoadedModel, config: EngineConfig) -> Path:
     settings.pop("speculation")
     settings["cache"].pop("kv_cache_memory")
     settings["scheduler"].pop("max_num_seqs")
-    machine = [_cpu_name(), platform.machine(), usable_cores(), paceline.__version__]
+    cpu = cpu_fields()
+    names = [value for name, value in cpu.items() if name.startswith(("vendor_id", "model", "flags"))]
+    machine = [names or platform.processor(), platform.machine(), usable_cores(), paceline.__version__]
     key = json.dumps([machine, fingerprint(model.path), settings], sort_keys=True)
     return cache_folder() / "costs" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-
-
-def _cpu_name() -> str:
-    """As /proc/cpuinfo has it; elsewhere what Python knows."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    kept = [line for line in lines[:30] if line.startswith(("model", "vendor_id", "flags"))]
-    return "".join(kept) or platform.processor()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from paceline.config import usable_cores
+from paceline.machine import cpu_fields
 
 _PACKAGES = ("paceline", "numpy", "torch", "tokenizers", "transformers")
 _INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "sve", "i8mm")
@@ -28,23 +28,13 @@ def describe_environment() -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    return _cpu_fields().get("model name") or platform.processor() or platform.machine()
+    return cpu_fields().get("model name") or platform.processor() or platform.machine()
 
 
 def _instruction_sets() -> list[str]:
-    fields = _cpu_fields()
+    fields = cpu_fields()
     present = (fields.get("flags") or fields.get("Features") or "").split()
     return [name for name in _INSTRUCTION_SETS if name in present]
-
-
-def _cpu_fields() -> dict[str, str]:
-    """The first processor of /proc/cpuinfo; empty where there is none."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return {}
-    pairs = (line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
-    return {name.strip(): value.strip() for name, value in pairs}
 
 
 def _memory_bytes() -> int | None:
