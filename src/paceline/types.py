@@ -256,6 +256,12 @@ class Observation:
     successors: Sequence[np.ndarray | None]
     seconds: float = 0.0  # of the pass
 
+    @property
+    def nodes_and_keys(self) -> tuple[int, int]:
+        """Drafted nodes of the pass, and, node by node, the tokens computed before it."""
+        sizes = [0 if draft is None else len(draft) for draft in self.drafts]
+        return sum(sizes), sum(size * view.num_computed for size, view in zip(sizes, self.views, strict=True))
+
     def emitted(self, index: int) -> list[int]:
         """The tokens that the step gave request `index`, accepted ones and the final one."""
         draft, verdict = self.drafts[index], self.verdicts[index]

@@ -174,12 +174,11 @@ class Forecast(Controller):
         load, self._load = self._load, Load(0, 0)
         if not load.num_sequences or load.rows != load.num_sequences:
             return  # nobody could draft, or a prompt's tokens were in the pass
-        nodes = [len(draft) if draft is not None else 0 for draft in step.drafts]
-        keys = sum(own * view.num_computed for own, view in zip(nodes, step.views, strict=True))
+        nodes, keys = step.nodes_and_keys
         plain = self._costs.seconds(load.rows, load.keys)
         num_tokens = sum(len(step.emitted(i)) for i in range(len(step.views)))
         self.plain_seconds += plain * num_tokens / load.num_sequences
-        self.seconds += self._costs.seconds(load.rows + sum(nodes), load.keys + keys) + self._drafting_seconds
+        self.seconds += self._costs.seconds(load.rows + nodes, load.keys + keys) + self._drafting_seconds
 
     def release(self, request_id: str) -> None:
         self._controller.release(request_id)

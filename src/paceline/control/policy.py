@@ -222,14 +222,12 @@ class CostPolicy:
     def observe(self, step: Observation) -> None:
         """Learns from a step: chances, costs, and what speculation gained."""
         before, self._step = self._step, _Step(Load(0, 0))
-        load, rows, keys, num_accepted = before.load, before.load.rows, before.load.keys, 0
+        load, num_accepted = before.load, 0
+        nodes, keys = step.nodes_and_keys
+        rows, keys = load.rows + nodes, load.keys + keys
         for i, view in enumerate(step.views):
-            emitted = step.emitted(i)
-            draft, proposed = step.drafts[i], before.proposed.get(view.request_id)
-            if draft is not None:
-                rows += len(draft)
-                keys += len(draft) * view.num_computed
-                num_accepted += max(0, len(emitted) - 1)
+            emitted, proposed = step.emitted(i), before.proposed.get(view.request_id)
+            num_accepted += max(0, len(emitted) - 1)
             if proposed is not None and emitted:
                 self.acceptance.observe(view.request_id, proposed, emitted)
         if not load.num_sequences:
