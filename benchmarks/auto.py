@@ -61,7 +61,8 @@ def figures(report: dict[str, Any]) -> dict[str, Any]:
     name = "decode_speedup" if single else "speedup"
     by_category = report["by_category"] if single and len(report["by_category"]) > 1 else {}
     return {
-        "prompts": report["settings"]["prompts"],
+        **{name: report["settings"][name] for name in ("prompts", "max_tokens", "repeats")},
+        "method": report["settings"]["speculation"]["method"],
         "identical": report["identical"],
         "acceptance_length": report["acceptance_length"],
         "speedup": report[name],
@@ -90,12 +91,7 @@ def main() -> None:
         random.write_text("".join(json.dumps(line) + "\n" for line in random_prompts(model)), encoding="utf-8")
         for case in arguments.only or CASES:
             report = run(case, arguments, prompts=str(random if case == RANDOM else HERE / "prompts.jsonl"))
-            results |= {name: report[name] for name in ("model", "environment")}
-            results["settings"] = {
-                "speculation": arguments.speculation,
-                "max_tokens": arguments.max_tokens,
-                "repeats": arguments.repeats,
-            }
+            results |= {"model": report["model"], "environment": report["environment"]}
             results.setdefault("cases", {})[case] = figures(report)
             keep(results, name)
             print(case, json.dumps(results["cases"][case]), flush=True)

@@ -68,18 +68,25 @@ def machine(results: dict[str, Any]) -> str:
 
 def auto_table(results: dict[str, Any]) -> str:
     """Speed-ups over plain decoding, and what they exceed with 95% confidence."""
-    own, cases = results["settings"], results["cases"]
+    cases = results["cases"]
     categories = list(next(case for case in cases.values() if case["by_category"])["by_category"])
     lines = [
         f"`benchmarks/auto.py`: {results['model'].split(';')[0]}; decoding against plain decoding, of several requests "
-        f"at once the throughput; {own['max_tokens']} new tokens, medians of {own['repeats']} interleaved repeats, "
-        f"each with a fresh engine; in brackets what the speed-up exceeds with 95% confidence; {machine(results)}.",
+        f"at once the throughput; medians of interleaved repeats, each with a fresh engine; in brackets what the "
+        f"speed-up exceeds with 95% confidence; {machine(results)}.",
         "",
-        f"| | prompts | ids as plain | tokens a pass | all | {' | '.join(categories)} |",
-        "|---" * (5 + len(categories)) + "|",
+        f"| | prompts | new tokens | repeats | ids as plain | tokens a pass | all | {' | '.join(categories)} |",
+        "|---" * (7 + len(categories)) + "|",
     ]
     for name, case in cases.items():
-        cells = [case["prompts"], case["identical"], f"{case['acceptance_length']:.2f}", bounded(case)]
+        cells = [
+            case["prompts"],
+            case["max_tokens"],
+            case["repeats"],
+            case["identical"],
+            f"{case['acceptance_length']:.2f}",
+            bounded(case),
+        ]
         cells += [bounded(case["by_category"].get(category)) for category in categories]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

@@ -24,7 +24,7 @@ from paceline.bench.workload import Prompt, read_prompts, select
 from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, SpeculationConfig
 from paceline.control.cost import PassCosts, measure
 from paceline.control.policy import CostPolicy, FixedLength
-from paceline.interfaces import Controller
+from paceline.interfaces import Controller, Drafter
 from paceline.llm import LLM
 from paceline.models.loader import LoadedModel, load
 from paceline.params import SamplingParams
@@ -48,7 +48,9 @@ class SimulatedTime(Forecast):
         super().__init__(controller, costs)
         self._draft_seconds = draft_seconds
 
-    def drafted(self, drafter: str, drafts: Sequence[Draft | None], *, seconds: float) -> None:
+    def drafted(
+        self, drafter: Drafter, views: Sequence[RequestView], drafts: Sequence[Draft | None], *, seconds: float
+    ) -> None:
         pass  # select tells of all drafters together
 
     def select(

@@ -28,7 +28,7 @@ from paceline.draft.prediction import PredictionDrafter
 from paceline.draft.recycle import RecycleDrafter
 from paceline.draft.suffix import SuffixDrafter
 from paceline.engine.engine import Engine
-from paceline.interfaces import Runner
+from paceline.interfaces import Drafter, Runner
 from paceline.params import RequestSpeculation, SamplingParams
 from paceline.testing import ScriptedDrafter, ToyModel
 from paceline.types import Delta, Draft, Load, Observation, RequestOutput, RequestView
@@ -168,8 +168,10 @@ class TimelessPolicy(CostPolicy):
     def __init__(self, row_price: float) -> None:
         super().__init__(PassCosts({1: 1.0, 101: 1.0 + 100 * row_price}))
 
-    def drafted(self, drafter: str, drafts: Sequence[Draft | None], *, seconds: float) -> None:
-        super().drafted(drafter, drafts, seconds=0.1)
+    def drafted(
+        self, drafter: Drafter, views: Sequence[RequestView], drafts: Sequence[Draft | None], *, seconds: float
+    ) -> None:
+        super().drafted(drafter, views, drafts, seconds=0.1)
 
     def select(
         self, views: Sequence[RequestView], drafts: Sequence[Draft | None], load: Load, *, seconds: float

@@ -121,6 +121,7 @@ class Drafter(Protocol):
     hidden_layers: tuple[int | str, ...] = ()  # layers of the target whose hidden states `observe` wants
     note: str = ""  # what people should know of it, for the model card
     num_successors: int = 0  # best next tokens of each sampled row that `observe` wants
+    serial: bool = False  # each node of a chain takes about as long as the one before it, as passes of a model do
     remembers: bool = False  # what it drafts for a request depends on others before it
 
     @property
@@ -138,8 +139,8 @@ class Drafter(Protocol):
         ...
 
     def consult(self, controller: Controller) -> None:
-        """Told once, before anything: where there are several drafters behind this one, the controller says how many
-        nodes each is asked for, and is told how long it took."""
+        """Told before anything else, and when the controller changes: where there are several drafters behind this
+        one, the controller says how many nodes each is asked for, and is told how long it took."""
 
     def observe(self, step: Observation) -> None:
         """Told of each step. A hybrid's members are told of its draft, in which `proposers` names theirs."""
@@ -174,14 +175,16 @@ class Controller(Protocol):
         ...
 
     def budgets(
-        self, drafter: str, views: Sequence[RequestView], limits: Sequence[int], drafts: Sequence[Sequence[Draft]]
+        self, drafter: Drafter, views: Sequence[RequestView], limits: Sequence[int], drafts: Sequence[Sequence[Draft]]
     ) -> list[int]:
         """Nodes that one of several drafters is asked for, at most the limit of each request; 0 = it is not asked.
         drafts: of those that answered before it."""
         ...
 
-    def drafted(self, drafter: str, drafts: Sequence[Draft | None], *, seconds: float) -> None:
-        """That drafter's answer to its budgets, the drafts of all requests that were asked, took so long."""
+    def drafted(
+        self, drafter: Drafter, views: Sequence[RequestView], drafts: Sequence[Draft | None], *, seconds: float
+    ) -> None:
+        """That drafter's answer to its budgets, for those requests of which it was asked for any, took so long."""
         ...
 
     def select(

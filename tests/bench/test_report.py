@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from paceline.bench.report import summarize
+from paceline.bench.report import _student, summarize
 from paceline.bench.runner import Measurement, Sample
 from paceline.bench.workload import Prompt
 from paceline.types import Completion, RequestOutput, SpeculationMetrics
@@ -78,12 +79,20 @@ def test_repeats_take_medians():
     assert report["decode_speedup"] == pytest.approx(28 / 6)
 
 
-def test_bounds_lie_within_what_the_repeats_were():
+def test_bounds_are_students():
+    """The ratios of the repeats are 1 to 5 times the first one's."""
     report = summarize(measurement(repeats=5))
-    assert 14 / 6 < report["decode_speedup_bound"] < report["decode_speedup"] == pytest.approx(42 / 6)
-    assert 17 / 9 <= report["speedup_bound"] < report["speedup"]
-    assert 2 <= report["by_category"]["chat"]["decode_speedup_bound"] < 6
+    logs = np.log(np.arange(1, 6))
+    below = np.exp(logs.mean() - 2.1318 * logs.std(ddof=1) / np.sqrt(5))
+    assert report["decode_speedup_bound"] == pytest.approx(14 / 6 * below, rel=1e-3)
+    assert report["speedup_bound"] == pytest.approx(17 / 9 * below, rel=1e-3)
+    assert report["by_category"]["chat"]["decode_speedup_bound"] == pytest.approx(2 * below, rel=1e-3)
     assert summarize(measurement(repeats=2))["speedup_bound"] is None
+
+
+@pytest.mark.parametrize(("freedom", "value"), [(2, 2.920), (4, 2.132), (9, 1.833), (30, 1.697)])
+def test_students_percentile(freedom, value):
+    assert _student(freedom) == pytest.approx(value, rel=6e-3)
 
 
 def test_without_noise_the_bound_is_the_ratio():

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from paceline import CacheConfig, EngineConfig, SamplingParams, SpeculationConfig
+import gc
+import weakref
+from dataclasses import replace
+
+from paceline import LLM, CacheConfig, EngineConfig, SamplingParams, SpeculationConfig
 from paceline.bench.runner import engines, measure
 from paceline.bench.workload import Prompt
 from paceline.models.loader import load
 
 PROMPTS = [Prompt(name, "chat", (f"{name} ab ab ab",)) for name in ("x", "y")]
 
+CONFIG = EngineConfig(
+    num_threads=1,
+    cache=CacheConfig(kv_cache_memory=4 << 20, prefix_caching=False),
+    speculation=SpeculationConfig(method="ngram"),
+)
+
 
 def events(model, *, repeats: int = 1, **options) -> list[tuple]:
-    config = EngineConfig(
-        num_threads=1,
-        cache=CacheConfig(kv_cache_memory=4 << 20, prefix_caching=False),
-        speculation=SpeculationConfig(method="ngram"),
-    )
     seen: list[tuple] = []
     measure(
-        engines(load(str(model)), config, repeats=repeats),
+        engines(load(str(model)), CONFIG, repeats=repeats),
         PROMPTS,
         params=SamplingParams(max_tokens=4, ignore_eos=True, seed=0),
         announce=lambda prompts, mode: seen.append(("next", *(prompt.id for prompt in prompts), mode)),
@@ -39,3 +44,32 @@ def test_with_concurrency_a_mode_gets_all_prompts_at_once(tiny_llama):
         [("next", "x", "y", mode), ("done", "x", mode), ("done", "y", mode)] for mode in ("plain", "speculative")
     )
     assert events(tiny_llama, concurrency=2) == plain + speculative
+
+
+def test_one_engine_is_gone_before_the_next_is_there(tiny_llama):
+    def count():
+        return sum(1 for one in made if one() is not None)
+
+    made: list[weakref.ref] = []
+
+    def watched():
+        for llm in engines(load(str(tiny_llama)), CONFIG, repeats=3):
+            gc.collect()
+            assert count() == 0
+            made.append(weakref.ref(llm))
+            yield llm
+            del llm
+
+    measure(watched(), PROMPTS, params=SamplingParams(max_tokens=4, ignore_eos=True, seed=0))
+    assert len(made) == 3
+
+
+def test_a_measurement_leaves_a_drafters_file_as_it_is(tiny_llama, tmp_path):
+    table = tmp_path / "table.npz"
+    rule = SpeculationConfig(method="recycle", table=str(table))
+    with LLM(str(tiny_llama), config=replace(CONFIG, speculation=rule)) as llm:
+        llm.generate(["ab ab ab"], SamplingParams(max_tokens=4, ignore_eos=True))
+    before = table.read_bytes()
+    llms = engines(load(str(tiny_llama)), replace(CONFIG, speculation=rule), repeats=2)
+    measure(llms, PROMPTS, params=SamplingParams(max_tokens=4, ignore_eos=True, seed=0))
+    assert table.read_bytes() == before

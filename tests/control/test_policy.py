@@ -241,5 +241,5 @@ def test_what_is_released_is_forgotten():
     world.run(controller, steps=20)
     for i in range(3):
         controller.release(f"r{i}")
-    assert not controller._records
+    assert not controller._asking._requests
     assert not controller.acceptance._requests

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import LLM, CacheConfig, EngineConfig, SamplingParams
+from paceline.control.policy import FixedLength
 from paceline.draft.hybrid import HybridDrafter, TrackRecord
 from paceline.draft.ngram import NgramDrafter
 from paceline.errors import ConfigError, DraftMismatchError
@@ -286,3 +287,41 @@ def test_a_real_engine_gives_the_ids_of_plain_decoding(tiny_llama, temperature: 
     outputs = llm.generate(prompts, params)
     assert [o.token_ids for o in outputs] == [o.token_ids for o in llm.generate(prompts, plain)]
     assert len(outputs[0].metrics.num_draft_tokens_per_drafter) == 2
+
+
+class Frugal(FixedLength):
+    """Asks each drafter for one node less than the one before it, and writes down what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.seen: list[tuple[str, list[int]]] = []
+        self.told: list[tuple[str, list[int]]] = []
+
+    def budgets(self, drafter, views, limits, drafts):
+        self.seen.append((drafter.name, [len(own) for own in drafts]))
+        return [limit - len(own) for limit, own in zip(limits, drafts, strict=True)]
+
+    def drafted(self, drafter, views, drafts, *, seconds):
+        assert seconds >= 0
+        assert len(drafts) == len(views)
+        self.told.append((drafter.name, [0 if draft is None else len(draft) for draft in drafts]))
+
+
+def test_members_are_asked_in_order_for_what_the_controller_says() -> None:
+    hybrid = HybridDrafter([Scripted(name, lambda _: [5, 6, 7]) for name in "abc"], vocab_size=V)
+    controller = Frugal()
+    hybrid.consult(controller)
+    [draft] = hybrid.propose([view()], [2])
+    assert controller.seen == [("a", [0]), ("b", [1]), ("c", [2])]
+    assert controller.told == [("a", [2]), ("b", [1])]  # nothing was asked of c
+    assert draft is not None
+    assert draft.proposers == (("a", "b"), ("a",))
+
+
+def test_a_wrong_draft_under_a_controller_names_its_drafter(monkeypatch) -> None:
+    wrong = Scripted("b", lambda _: [5])
+    monkeypatch.setattr(wrong, "propose", lambda views, budgets: ["draft"])
+    hybrid = HybridDrafter([Scripted("a", lambda _: [5]), wrong], vocab_size=V)
+    hybrid.consult(Frugal())
+    with pytest.raises(DraftMismatchError, match="'b'"):
+        hybrid.propose([view()], [4])

@@ -166,3 +166,21 @@ def test_killed_while_saving(tmp_path):
     own.save(path, fingerprint="abc")
     for _ in kill_while_writing(lambda count: own.save(path, fingerprint="abc"), folder=tmp_path, scratch="*.partial"):
         table().load(path, fingerprint="abc")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(
+        st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=9), max_size=6
+    )
+)
+def test_a_few_rows_are_written_like_many(steps) -> None:
+    """The same pair, and the same token after others, several times in one step among them."""
+    one_by_one, together = (SuccessorTable(vocab_size=6, width=4) for _ in range(2))
+    for step in steps:
+        rows = [(before, token, np.array([best, 4, 5, -1], dtype=np.int32)) for before, token, best in step]
+        one_by_one.write_few(rows)
+        before, tokens, successors = zip(*rows, strict=True)
+        together.write(np.array(before), np.array(tokens), np.stack(successors))
+    for name in ("successors", "kinds", "_keys"):
+        np.testing.assert_array_equal(getattr(one_by_one, name), getattr(together, name))

@@ -14,6 +14,7 @@ from paceline.models import runners
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
+VERDICTS = {True: "holds", False: "FAILS", None: "untested"}
 _READING = (
     "The ids of speculative and plain decoding agree if the rule is `coupled`, or nothing is sampled: both draw the "
     "target's token at each place with the same random numbers.",
@@ -33,16 +34,18 @@ def render(checks: Sequence[Check], *, llm: LLM, prompts: str) -> str:
     environment = describe_environment()
     conditions = {
         "model": llm.model_card,
+        "rule": f"{llm.config.speculation.verification}, {'lossless' if llm.lossless else 'lossy'}",
         "speculation": json.dumps(runners.settings(llm.config)["speculation"]),
         "prompts": prompts,
         "machine": f"{environment['cpu']}, {environment['cores']} cores",
         "versions": ", ".join(f"{name} {own}" for name, own in environment["versions"].items()),
     }
-    holds = all(check.holds for check in checks)
-    rows = [(check.name, "holds" if check.holds else "FAILS", check.found) for check in checks]
+    rows = [(check.name, VERDICTS[check.holds], check.found) for check in checks]
+    verdict = "At least one check fails." if any(check.holds is False for check in checks) else "All checks hold."
+    verdict += " Of some nothing was drafted: other prompts may tell more." * any(c.holds is None for c in checks)
     return page(
         [
-            paragraph("All checks hold." if holds else "At least one check fails."),
+            paragraph(verdict),
             table(("check", "", "found"), rows, kind="text"),
             heading("What was run"),
             table(("", ""), conditions.items(), kind="text"),

@@ -1,4 +1,4 @@
-"""Runs a workload plainly and speculatively in one engine, interleaved, so that both meet the same machine."""
+"""Runs a workload plainly and speculatively, interleaved in one engine, so that both meet the same machine."""
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ def submit(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, *, mode:
 
 
 def engines(model: LoadedModel, config: EngineConfig, *, repeats: int) -> Iterator[LLM]:
-    """One after another, for `measure`: nothing that a drafter remembers of one repeat helps the next."""
+    """One after another, for `measure`: nothing that a drafter remembers of one repeat helps the next.
+
+    They are not closed: drafters that keep a file read it, and leave it as it is.
+    """
     from paceline.llm import LLM
 
     for _ in range(repeats):
-        with LLM(model, config=config, progress=False) as llm:
-            yield llm
-        del llm  # its memory, before the next one takes its own
+        yield LLM(model, config=config, progress=False)  # no name, which would keep it while the next one is made
 
 
 def measure(
@@ -74,7 +75,8 @@ def measure(
     batches = [[prompt] for prompt in prompts] if concurrency == 1 else [list(prompts)]
     samples: list[Sample] = []
     wall_seconds: dict[Mode, list[float]] = {mode: [] for mode in MODES}
-    for repeat, llm in enumerate(llms):
+    for llm in llms:
+        repeat = len(wall_seconds["plain"])
         for mode in MODES:
             submit(llm, prompts[:1], replace(params, max_tokens=min(8, params.max_tokens), min_tokens=0), mode=mode)
             wall_seconds[mode].append(0.0)

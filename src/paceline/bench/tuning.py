@@ -14,7 +14,7 @@ from paceline.bench.runner import MODES, engines, measure
 from paceline.bench.workload import Prompt
 from paceline.config import EngineConfig, SpeculationConfig
 from paceline.control.cost import PassCosts
-from paceline.interfaces import Controller
+from paceline.interfaces import Controller, Drafter
 from paceline.params import SamplingParams
 from paceline.types import Draft, Load, Observation, RequestView, SpeculationMetrics
 
@@ -90,6 +90,7 @@ def run(
             forecasts.append(Forecast(llm.engine.drafting.controller, costs.of(model, llm.config, llm.runner)))
             llm.engine.drafting.control(forecasts[-1])
             yield llm
+            del llm  # its memory, before the next one takes its own
 
     measurement = measure(
         followed(), prompts, params=params, concurrency=setting.concurrency, observe=lambda _: advance()
@@ -156,12 +157,14 @@ class Forecast(Controller):
         return self._controller.plan(views, limits, load)
 
     def budgets(
-        self, drafter: str, views: Sequence[RequestView], limits: Sequence[int], drafts: Sequence[Sequence[Draft]]
+        self, drafter: Drafter, views: Sequence[RequestView], limits: Sequence[int], drafts: Sequence[Sequence[Draft]]
     ) -> list[int]:
         return self._controller.budgets(drafter, views, limits, drafts)
 
-    def drafted(self, drafter: str, drafts: Sequence[Draft | None], *, seconds: float) -> None:
-        self._controller.drafted(drafter, drafts, seconds=seconds)
+    def drafted(
+        self, drafter: Drafter, views: Sequence[RequestView], drafts: Sequence[Draft | None], *, seconds: float
+    ) -> None:
+        self._controller.drafted(drafter, views, drafts, seconds=seconds)
 
     def select(
         self, views: Sequence[RequestView], drafts: Sequence[Draft | None], load: Load, *, seconds: float

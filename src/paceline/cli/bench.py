@@ -121,6 +121,7 @@ def bench(
                 note(llm.model_card)
                 described.update(model=llm.model_card, settings=runners.settings(llm.config))
             yield llm
+            del llm  # its memory, before the next one takes its own
 
     with progress_bar("measuring", total=len(MODES) * repeats * len(chosen)) as advance:
         measurement = measure(introduced(), chosen, params=params, concurrency=concurrency, observe=lambda _: advance())

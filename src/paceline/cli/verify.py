@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 
 from paceline.bench import proof_page
 from paceline.bench.equality import TIE_MARGIN, Equality, compare
-from paceline.bench.proof import LAW_RULES, Proving
+from paceline.bench.proof import LAW_RULES, Check, Proving
 from paceline.bench.workload import read_prompts, select
 from paceline.cli import options
 from paceline.cli.output import note, print_json, progress_bar
@@ -19,7 +20,7 @@ from paceline.errors import ConfigError
 from paceline.models.loader import load
 from paceline.params import SamplingParams
 
-_LEAST_SAMPLES, _MOST_SAMPLES = 20, 1000
+_SAMPLES, _LEAST_SAMPLES, _MOST_SAMPLES = 400, 20, 1000
 
 
 def verify(
@@ -36,8 +37,9 @@ def verify(
     seed: options.FixedSeed = 0,
     concurrency: options.Concurrency = 1,
     samples: Annotated[
-        int, typer.Option(help="Texts of each prompt, plain and speculative, where laws are compared.")
-    ] = 400,
+        int | None,
+        typer.Option(help="Texts of each prompt, plain and speculative, where laws are compared; 400 if left out."),
+    ] = None,
     proof: Annotated[
         str | None,
         typer.Option(help="Make all checks, greedy and sampled, and write a page about them.", metavar="FILE.html"),
@@ -68,8 +70,8 @@ def verify(
     what the target chooses when the output is fed to it, and a target that drafts for itself must accept its drafts.
     """
     at_least("--concurrency", concurrency, 1)
-    if not _LEAST_SAMPLES <= samples <= _MOST_SAMPLES:
-        raise ConfigError(f"--samples must be {_LEAST_SAMPLES} to {_MOST_SAMPLES}; got {samples}: try 400.")
+    if samples is not None and not _LEAST_SAMPLES <= samples <= _MOST_SAMPLES:
+        raise ConfigError(f"--samples must be {_LEAST_SAMPLES} to {_MOST_SAMPLES}; got {samples}: try {_SAMPLES}.")
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_tokens=max_tokens, seed=seed
     )
@@ -88,6 +90,12 @@ def verify(
         max_num_seqs=concurrency,
     )
     options.require_drafter(config)
+    by_law = config.speculation.verification in LAW_RULES and (proof is not None or not params.greedy)
+    if samples is not None and not by_law:
+        raise ConfigError(
+            f"--samples is for the rules {' and '.join(LAW_RULES)} at a temperature above 0, where laws are compared: "
+            "leave it out."
+        )
     if proof is not None:
         options.require_writable("--proof", proof)
 
@@ -96,7 +104,7 @@ def verify(
     loaded = load(model, progress=True)
     with LLM(loaded, config=config, progress=True, trace=trace) as llm:
         note(llm.model_card)
-        if proof is None and (params.greedy or config.speculation.verification not in LAW_RULES):
+        if proof is None and not by_law:
             with progress_bar("verifying", total=len(chosen)) as advance:
                 equality = compare(llm, chosen, params=params, batch_size=concurrency, advance=advance)
             if as_json:
@@ -104,20 +112,35 @@ def verify(
             else:
                 _print(equality)
             return 0 if equality.holds else 1
-        proving = Proving(loaded, llm, chosen, params=params, samples=samples, batch_size=concurrency)
+        proving = Proving(loaded, llm, chosen, params=params, samples=samples or _SAMPLES, batch_size=concurrency)
         with progress_bar("proving", total=proving.num_rounds(thorough=proof is not None)) as advance:
             checks = proving.run(advance, thorough=proof is not None)
         if as_json:
-            found = [asdict(check) for check in checks]
-            print_json({"prompts": len(chosen), "checks": found, "lossless": llm.lossless})
+            print_json(_checks_json(checks, lossless=llm.lossless))
         else:
             for check in checks:
-                typer.echo(f"{'holds' if check.holds else 'FAILS'}: {check.name}: {check.found}")
+                typer.echo(f"{proof_page.VERDICTS[check.holds]}: {check.name}: {check.found}")
+            _say_lossy(llm.lossless)
         if proof is not None:
             prompts_used = f"{len(chosen)} of {prompts}, {max_tokens} new tokens, seed {seed}, {concurrency} at once"
             Path(proof).write_text(proof_page.render(checks, llm=llm, prompts=prompts_used), encoding="utf-8")
             note(f"written to {proof}")
-    return 0 if all(check.holds for check in checks) else 1
+    return 1 if any(check.holds is False for check in checks) else 0
+
+
+def _checks_json(checks: Sequence[Check], *, lossless: bool) -> dict[str, object]:
+    """Of several checks: where none compares ids, `identical` is null."""
+    divergences = [own for check in checks for own in check.divergences or ()]
+    compared = any(check.divergences is not None for check in checks)
+    prompts = max(check.prompts for check in checks)
+    return {
+        "prompts": prompts,
+        "identical": prompts - len({own.prompt_id for own in divergences}) if compared else None,
+        "ties": sum(own.tie for own in divergences),
+        "divergences": [asdict(own) for own in divergences],
+        "lossless": lossless,
+        "checks": [{"name": own.name, "holds": own.holds, "found": own.found} for own in checks],
+    }
 
 
 def equality_json(equality: Equality) -> dict[str, object]:
@@ -142,5 +165,9 @@ def _print(equality: Equality) -> None:
     typer.echo(
         f"{equality.identical} of {equality.prompts} prompts identical, {equality.tokens} tokens, {equality.ties} ties"
     )
-    if not equality.lossless:
+    _say_lossy(equality.lossless)
+
+
+def _say_lossy(lossless: bool) -> None:
+    if not lossless:
         typer.echo("the verification rule is lossy: the ids need not agree")

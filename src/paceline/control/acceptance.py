@@ -70,7 +70,7 @@ def _places(draft: Draft) -> list[tuple[_Place, float, int]]:
     count = len(draft)
     # A sampled node's claim depends on what it is
     claims = draft.claims if draft.law is None else [0.5] * count
-    names: Sequence[object] = [draft.source] * count if draft.proposers is None else draft.proposers
+    names: Sequence[object] = [(draft.source,)] * count if draft.proposers is None else draft.proposers
     depths: list[int] = []
     places = []
     for claim, name, parent in zip(claims, names, draft.parents.tolist(), strict=True):

@@ -1,40 +1,57 @@
-"""How many nodes to ask a drafter for that takes time, beside others that take none."""
+"""How much to ask for: whether a request's drafts are worth their time, and those of each of several drafters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_RATE = 0.1  # weight of the newest try
-_FREE_TRIES, _FREE_LENGTH = 4, 4  # of a drafter, before it is judged, and their nodes
-_FULL_EVERY = 8  # tries after which one has the whole length, so that what lies beyond stays known
+_GAIN_RATE = 0.12  # weight of the newest try
+_MOST_TIMES = 4.0  # the usual time that counts of a single draft: the rest is a hiccup, unless it comes again
+_FREE_TRIES = 8  # drafts before any is judged
+_BORROWED_TRIES = 2  # that what others brought counts for, where a request is new
+_FREE_LENGTHS, _FREE_LENGTH = 4, 4  # drafts of a slow drafter before it is judged, and their nodes
+_FULL_EVERY = 8  # drafts after which one has the whole length, so that what lies beyond stays known
 _BEYOND = 0.8  # of a depth's gain that the next one is thought to bring, where nobody has been
-_PROMISES = (0.25, 0.75, 1.5, 3.0)  # accepted nodes that the other drafters expect: classes of situations
+_PROMISES = (0.25, 0.75, 1.5, 3.0)  # accepted nodes that the other drafters expect: bounds of situations
 
 
 @dataclass(slots=True)
-class Record:
-    """What one drafter's nodes have brought, by depth, in one situation."""
+class Worth:
+    """What asking brings and costs of late, but for slow drafters that do not pay."""
 
     tries: int = 0
-    skipped: int = 0  # times since the last try
+    gain: float = 0.0  # seconds that a draft's nodes save beyond their own
+    seconds: float = 0.0  # to draft
+    skipped: int = 0  # since the last try
+
+    def note(self, gain: float, seconds: float) -> None:
+        self.tries, self.skipped = self.tries + 1, 0
+        weight = max(1 / self.tries, _GAIN_RATE)
+        self.gain += weight * (gain - self.gain)
+        self.seconds += weight * (seconds - self.seconds)
+
+
+@dataclass(slots=True)
+class Lengths:
+    """What the nodes of one slow drafter bring, by depth, in one situation."""
+
+    tries: int = 0
+    skipped: int = 0
     gains: list[float] = field(default_factory=list)  # seconds that its node at each depth saves beyond its row
 
     def note(self, gains: Sequence[float]) -> None:
-        """A try: what the node at each depth up to the length that was asked for saved, above 0 if it was kept."""
-        self.tries += 1
-        self.skipped = 0
-        weight = max(1 / self.tries, _RATE)
+        """A try: what the node at each depth, up to the length that was asked for, saved."""
+        self.tries, self.skipped = self.tries + 1, 0
+        weight = max(1 / self.tries, _GAIN_RATE)
         for depth, gain in enumerate(gains):
             if depth < len(self.gains):
                 self.gains[depth] += weight * (gain - self.gains[depth])
             else:
                 self.gains.append(gain)
 
-    def length(self, limit: int, *, seconds_per_node: float, steps_between_tries: int) -> int:
-        """Nodes to ask for, at most limit: those that save the most beyond the time to draft them; 0 = none would."""
-        self.skipped += 1
-        if self.tries < _FREE_TRIES:
+    def best(self, limit: int, seconds_per_node: float) -> int:
+        """Nodes, at most limit, that save the most beyond the time to draft them; 0 = none would."""
+        if self.tries < _FREE_LENGTHS:
             return min(limit, _FREE_LENGTH)
         best, value, most, gain = 0, 0.0, 0.0, 0.0
         for depth in range(limit):
@@ -42,32 +59,75 @@ class Record:
             value += gain - seconds_per_node
             if value > most:
                 best, most = depth + 1, value
-        if best == 0:
-            return limit if self.skipped >= steps_between_tries * limit else 0
-        return limit if self.tries % _FULL_EVERY == 0 else best
+        return limit if best and self.tries % _FULL_EVERY == 0 else best
 
 
 class Asking:
-    """Records of drafters that take time, each by what the drafters before it promise: where these know what comes
-    next, another one has little to add. A request has its own records, which begin as those of all requests are."""
+    """What is known of requests, and of slow drafters by what those before them promise: where these know what comes
+    next, another one has little to add. Each request has records of its own, which begin as those of all have become.
+    """
 
     def __init__(self) -> None:
-        self._all: dict[tuple[str, int], Record] = {}
-        self._own: dict[str, dict[tuple[str, int], Record]] = {}
+        self.common = Worth()
+        self._requests: dict[str, Worth] = {}
+        self._common_lengths: dict[tuple[str, int], Lengths] = {}
+        self._lengths: dict[str, dict[tuple[str, int], Lengths]] = {}
 
-    def record(self, request_id: str, drafter: str, promised: float) -> Record:
-        """promised: accepted nodes that the drafters before it expect."""
+    def due(self, request_id: str, steps_between_tries: int) -> bool:
+        """Whether the request is to be asked, because that pays, or to see whether it does by now."""
+        own, common = self.worth(request_id), self.common
+        own.skipped, common.skipped = own.skipped + 1, common.skipped + 1
+        if common.tries < _FREE_TRIES or own.gain > own.seconds:
+            return True
+        if max(own.skipped, common.skipped) < steps_between_tries:
+            return False
+        common.skipped = 0  # one request is enough
+        return True
+
+    def length(self, own: Lengths, common: Lengths, limit: int, *, seconds_per_node: float, tries_every: int) -> int:
+        """Nodes to ask a slow drafter for; tries_every: nodes that may go by for each that is drafted in vain."""
+        own.skipped, common.skipped = own.skipped + 1, common.skipped + 1
+        best = own.best(limit, seconds_per_node)
+        if best == 0 and max(own.skipped, common.skipped) >= tries_every * min(limit, _FREE_LENGTH):
+            common.skipped = 0
+            return min(limit, _FREE_LENGTH)
+        return best
+
+    def worth(self, request_id: str) -> Worth:
+        if request_id not in self._requests:
+            common = self.common
+            self._requests[request_id] = Worth(min(common.tries, _BORROWED_TRIES), common.gain, common.seconds)
+        return self._requests[request_id]
+
+    def lengths(self, request_id: str, drafter: str, promised: float) -> tuple[Lengths, Lengths]:
+        """The request's own, and that of all. promised: accepted nodes that the drafters before this one expect."""
         key = drafter, sum(promised >= bound for bound in _PROMISES)
-        own = self._own.setdefault(request_id, {})
+        common = self._common_lengths.setdefault(key, Lengths())
+        own = self._lengths.setdefault(request_id, {})
         if key not in own:
-            common = self.common(drafter, promised)
-            own[key] = Record(min(common.tries, _FREE_TRIES), common.skipped, list(common.gains))
-        return own[key]
-
-    def common(self, drafter: str, promised: float) -> Record:
-        """That of all requests."""
-        return self._all.setdefault((drafter, sum(promised >= bound for bound in _PROMISES)), Record())
+            own[key] = Lengths(min(common.tries, _FREE_LENGTHS), 0, list(common.gains))
+        return own[key], common
 
     def release(self, request_id: str) -> None:
         """The request is over."""
-        self._own.pop(request_id, None)
+        self._requests.pop(request_id, None)
+        self._lengths.pop(request_id, None)
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds of a drafter for each node, or where nodes do not come one by one for each draft. Of a single stall no
+    more counts than a few times the usual."""
+
+    usual: float
+    whole: bool = False  # it takes a draft's time, not a node's
+    last: float = 0.0
+    started: bool = False
+
+    def counted(self, seconds: float, units: int) -> float:
+        """What counts of the seconds that so many nodes, or drafts, took."""
+        own = seconds / units
+        counted = min(own, max(_MOST_TIMES * self.usual, self.last))
+        self.usual = self.usual + _GAIN_RATE * (counted - self.usual) if self.started else counted
+        self.last, self.started = own, True
+        return counted * units

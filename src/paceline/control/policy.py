@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.control.acceptance import Acceptance
-from paceline.control.asking import Asking, Record
+from paceline.control.asking import Asking, Lengths, Stopwatch
 from paceline.control.cost import PassCosts
 from paceline.control.guard import Guard
+from paceline.interfaces import Drafter
 from paceline.types import Draft, Load, Observation, RequestView
 
 _ASKING_SHARE = 0.01  # of the time that may go into asking for drafts that come to nothing
-_FREE_SHARE = 0.01  # of a plain pass: a drafter whose nodes take less is asked for all it can
+_SLOW_SHARE = 0.1  # of a plain pass: a drafter whose whole budget takes less is asked for all of it
 _PLAIN_EVERY = 256  # decoding steps after which one is made plainly, so that its price stays known
-_RATE = 0.03  # weight of the newest step in averages: about the last 30 count, and
-_GAIN_RATE = 0.12  # of the newest draft of a request
-_FREE_TRIES = 8  # drafts before any is judged
-_BORROWED_TRIES = 2  # that what others brought counts for, where a request is new
-_MOST_TIMES = 4.0  # the usual time to draft that counts of a single step: the rest is a hiccup, unless it comes again
+_RATE = 0.03  # weight of the newest step in averages: about the last 30 count
 _GUARD_PASSES = 10  # over one row, that speculation may cost on top of its share of the time
 _MARGIN = 1.05  # by which a node must be worth more than it costs: chances are estimates
 
@@ -35,12 +32,14 @@ class FixedLength:
         return [min(limit, self._num_speculative_tokens) for limit in limits]
 
     def budgets(
-        self, drafter: str, views: Sequence[RequestView], limits: Sequence[int], drafts: Sequence[Sequence[Draft]]
+        self, drafter: Drafter, views: Sequence[RequestView], limits: Sequence[int], drafts: Sequence[Sequence[Draft]]
     ) -> list[int]:
         """Every drafter is asked for as many."""
         return list(limits)
 
-    def drafted(self, drafter: str, drafts: Sequence[Draft | None], *, seconds: float) -> None:
+    def drafted(
+        self, drafter: Drafter, views: Sequence[RequestView], drafts: Sequence[Draft | None], *, seconds: float
+    ) -> None:
         """A fixed length has no price."""
 
     def select(
@@ -57,34 +56,12 @@ class FixedLength:
 
 
 @dataclass(slots=True)
-class _Stopwatch:
-    """Seconds that a drafter takes for a step, of which a single stall counts no more than a few times the usual."""
+class _Ask:
+    """A slow drafter that is asked in this step for one request."""
 
-    usual: float
-    last: float = 0.0
-    per_node: float | None = None  # of one request's draft; None = nobody has seen it draft
-
-    def counted(self, seconds: float) -> float:
-        counted = min(seconds, max(_MOST_TIMES * self.usual, self.last))
-        self.usual += _GAIN_RATE * (counted - self.usual)
-        self.last = seconds
-        return counted
-
-
-@dataclass(slots=True)
-class _Record:
-    """What asking for one request's drafts brings and costs of late."""
-
-    tries: int = 0
-    gain: float = 0.0  # seconds that a draft's nodes save beyond their own
-    seconds: float = 0.0  # to draft
-    skipped: int = 0  # steps since the last try
-
-    def note(self, gain: float, seconds: float) -> None:
-        self.tries, self.skipped = self.tries + 1, 0
-        weight = max(1 / self.tries, _GAIN_RATE)
-        self.gain += weight * (gain - self.gain)
-        self.seconds += weight * (seconds - self.seconds)
+    lengths: tuple[Lengths, Lengths]  # the request's own, and that of all
+    gains: list[float]  # seconds that its nodes save, by depth; of a drafter that takes whole drafts' time in one sum
+    seconds: float = 0.0  # that it took
 
 
 @dataclass(slots=True)
@@ -94,8 +71,8 @@ class _Step:
     load: Load
     proposed: dict[str, Draft] = field(default_factory=dict)  # as they came, by request
     drafting_seconds: float = 0.0  # that count
-    told_seconds: float = 0.0  # of drafters that were timed one by one
-    asked: dict[tuple[str, str], tuple[int, Record, Record]] = field(default_factory=dict)  # request, drafter -> nodes
+    told_seconds: float = 0.0  # by the clock, of drafters that were timed one by one
+    asks: dict[str, dict[str, _Ask]] = field(default_factory=dict)  # by request and drafter
 
 
 class CostPolicy:
@@ -108,9 +85,9 @@ class CostPolicy:
     time that goes into a poor node is taken from steps that would use it better. n = 0 is plain decoding.
 
     Where the drafts of a request save less than it takes to draft them, it is asked about once in a while only, as
-    often as _ASKING_SHARE of the time allows. Of several drafters those that take time, such as a draft model, are
-    asked for as many nodes as save more than they take, judged by what they added of late to what the others knew
-    (Asking). The guard bounds the loss where chances are misjudged.
+    often as _ASKING_SHARE of the time allows. Of several drafters slow ones, such as a draft model, are asked for as
+    many nodes as save more than they take, judged by what they added of late to what the others knew (Asking). The
+    guard bounds the loss where chances are misjudged.
 
     Drafts with a law are kept whole or not at all, by their length and what became of earlier ones: which of their
     sampled nodes are verified may not depend on what they are.
@@ -122,12 +99,10 @@ class CostPolicy:
         self.costs = costs
         self.acceptance = acceptance or Acceptance()
         self.guard = guard or Guard(budget_seconds=_GUARD_PASSES * costs.seconds(1))
-        self._records: dict[str, _Record] = {}
-        self._common = _Record()  # of all requests
         self._speedup = 1.0  # of decoding steps over plain ones, lately
         self._since_plain = 0  # decoding steps
         self._asking = Asking()
-        self._stopwatches: dict[str, _Stopwatch] = {}  # of each of several drafters; "": of the rest
+        self._stopwatches: dict[str, Stopwatch] = {}  # of each of several drafters; "": of the rest
         self._step = _Step(Load(0, 0))
 
     def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:
@@ -138,58 +113,67 @@ class CostPolicy:
         planned = []
         allowance = self.guard.allowance
         for view, limit in zip(views, limits, strict=True):
-            own = self._record(view.request_id)
-            own.skipped += 1
-            pays = self._common.tries < _FREE_TRIES or own.gain > own.seconds
-            asked = (pays or own.skipped >= self._steps_between_tries(own.seconds, load)) and own.seconds <= allowance
-            allowance -= own.seconds if asked else 0.0
+            seconds = self._asking.worth(view.request_id).seconds
+            asked = self._asking.due(view.request_id, self._tries_every(seconds, load)) and seconds <= allowance
+            allowance -= seconds if asked else 0.0
             planned.append(limit if asked else 0)
         return planned
 
     def budgets(
-        self, drafter: str, views: Sequence[RequestView], limits: Sequence[int], drafts: Sequence[Sequence[Draft]]
+        self, drafter: Drafter, views: Sequence[RequestView], limits: Sequence[int], drafts: Sequence[Sequence[Draft]]
     ) -> list[int]:
         """Nodes that one of several drafters is asked for: all it can where they take no time to speak of."""
-        load, per_node = self._step.load, self._stopwatch(drafter).per_node
+        load, stopwatch = self._step.load, self._stopwatch(drafter)
         plain = self._plain_seconds(load) if load.num_sequences else self.costs.seconds(1)
-        if per_node is None or per_node < _FREE_SHARE * plain:
-            return list(limits)
+        row = self.costs.seconds(load.rows + 1, load.keys) - self.costs.seconds(load.rows, load.keys)
+        allowance = self.guard.allowance - self._step.drafting_seconds
         budgets = []
-        allowance = self.guard.allowance
         for view, limit, others in zip(views, limits, drafts, strict=True):
+            most = 1 if stopwatch.whole else limit
+            if not stopwatch.started or most * stopwatch.usual < _SLOW_SHARE * plain:
+                budgets.append(limit)
+                continue
             promised = max((sum(self.acceptance.reach(view.request_id, draft)) for draft in others), default=0.0)
-            record = self._asking.record(view.request_id, drafter, promised)
-            count = record.length(
-                limit, seconds_per_node=per_node, steps_between_tries=self._steps_between_tries(per_node, load)
-            )
-            count = min(count, int(allowance / per_node))
-            allowance -= count * per_node
-            budgets.append(count)
-            if count:
-                common = self._asking.common(drafter, promised)
-                self._step.asked[view.request_id, drafter] = count, record, common
+            lengths = self._asking.lengths(view.request_id, drafter.name, promised)
+            every = self._tries_every(stopwatch.usual, load)
+            units = self._asking.length(*lengths, most, seconds_per_node=stopwatch.usual, tries_every=every)
+            affordable = max(0, int(allowance / (stopwatch.usual + row)))  # what is drafted has to be verified
+            units = min(units, affordable)
+            allowance -= units * (stopwatch.usual + row)
+            budgets.append(limit * units if stopwatch.whole else units)
+            if units:
+                asks = self._step.asks.setdefault(view.request_id, {})
+                asks[drafter.name] = _Ask(lengths, [0.0] * units)
         return budgets
 
-    def drafted(self, drafter: str, drafts: Sequence[Draft | None], *, seconds: float) -> None:
+    def drafted(
+        self, drafter: Drafter, views: Sequence[RequestView], drafts: Sequence[Draft | None], *, seconds: float
+    ) -> None:
         """Takes the time of one of several drafters."""
-        stopwatch = self._stopwatch(drafter)
-        counted = stopwatch.counted(seconds)
-        self._step.told_seconds += seconds
-        self._step.drafting_seconds += counted
-        deepest = max((int(draft.depths().max()) for draft in drafts if draft is not None and len(draft)), default=1)
-        per_node = counted / deepest / len(drafts)
-        before = per_node if stopwatch.per_node is None else stopwatch.per_node
-        stopwatch.per_node = before + _GAIN_RATE * (per_node - before)
+        step, stopwatch = self._step, self._stopwatch(drafter)
+        step.told_seconds += seconds
+        if not stopwatch.whole:
+            stopwatch.whole = not drafter.serial or any(draft is not None and not draft.is_chain for draft in drafts)
+        longest = max((len(draft) for draft in drafts if draft is not None), default=0)
+        if not longest and not stopwatch.whole:
+            step.drafting_seconds += seconds  # for nothing: it says nothing of what a node takes
+            return
+        units = len(views) if stopwatch.whole else len(views) * longest
+        counted = stopwatch.counted(seconds, units)
+        step.drafting_seconds += counted
+        for view in views:
+            ask = step.asks.get(view.request_id, {}).get(drafter.name)
+            if ask is not None:
+                ask.seconds = counted / len(views)
 
     def select(
         self, views: Sequence[RequestView], drafts: Sequence[Draft | None], load: Load, *, seconds: float
     ) -> list[Draft | None]:
         """What is worth its time of the drafts, which took `seconds`."""
         step, rate = self._step, self._rate(load)
-        step.drafting_seconds += self._stopwatch("").counted(max(0.0, seconds - step.told_seconds))
-        seconds = step.drafting_seconds
+        step.drafting_seconds += self._stopwatch(None).counted(max(0.0, seconds - step.told_seconds), 1)
         step.proposed = {v.request_id: d for v, d in zip(views, drafts, strict=True) if d is not None and len(d)}
-        choice = _Choice(self.costs, load, rate=rate, allowance=self.guard.allowance - seconds)
+        choice = _Choice(self.costs, load, rate=rate, allowance=self.guard.allowance - step.drafting_seconds)
         gains = [0.0] * len(views)  # in seconds
         selected: list[Draft | None] = [None] * len(views)
         nodes: list[tuple[float, int, int]] = []  # -reach, draft, node: a node's parent comes before it
@@ -208,15 +192,14 @@ class CostPolicy:
         kept: list[list[int]] = [[] for _ in views]
         for minus_reach, index, node in nodes[:best]:
             kept[index].append(node)
-            gains[index] += -minus_reach / rate - price
+            gain = -minus_reach / rate - price
+            if not self._credit(views[index].request_id, drafts[index], node, gain):
+                gains[index] += gain
         for index, own in enumerate(kept):
             draft = drafts[index]
             if own and draft is not None:
                 selected[index] = draft if len(own) == len(draft) else draft.only(sorted(own))
-        self._settle(views, selected, rate=rate, price=price)
-        for view, gain in zip(views, gains, strict=True):
-            for record in (self._record(view.request_id), self._common):
-                record.note(gain, seconds / len(views))
+        self._settle(views, gains)
         return selected
 
     def observe(self, step: Observation) -> None:
@@ -246,35 +229,40 @@ class CostPolicy:
 
     def release(self, request_id: str) -> None:
         """The request is over or preempted."""
-        self._records.pop(request_id, None)
         self._asking.release(request_id)
         self.acceptance.release(request_id)
 
-    def _settle(
-        self, views: Sequence[RequestView], selected: Sequence[Draft | None], *, rate: float, price: float
-    ) -> None:
-        """Tells the records of drafters that take time what their nodes save, those that nobody else proposed."""
-        drafts = {view.request_id: draft for view, draft in zip(views, selected, strict=True)}
-        for (request_id, drafter), (count, *records) in self._step.asked.items():
-            gains = [0.0] * count
-            draft = drafts.get(request_id)
-            if draft is not None and draft.proposers is not None:
-                reach = self.acceptance.reach(request_id, draft)
-                for depth, chance, names in zip(draft.depths().tolist(), reach, draft.proposers, strict=True):
-                    if names == (drafter,) and depth <= count:
-                        gains[depth - 1] += chance / rate - price
-            for record in records:
-                record.note(gains)
+    def _credit(self, request_id: str, draft: Draft | None, node: int, gain: float) -> bool:
+        """Credits a node to the slow drafter that proposed it first, if one did."""
+        asks = self._step.asks.get(request_id)
+        if asks is None or draft is None or draft.proposers is None:
+            return False
+        ask = asks.get(draft.proposers[node][0])
+        if ask is None:
+            return False
+        depth, parent = 0, int(draft.parents[node])
+        while parent >= 0:
+            depth, parent = depth + 1, int(draft.parents[parent])
+        ask.gains[min(depth, len(ask.gains) - 1)] += gain
+        return True
 
-    def _record(self, request_id: str) -> _Record:
-        """The request's own, which begins as those of others have become."""
-        if request_id not in self._records:
-            common = self._common
-            self._records[request_id] = _Record(min(common.tries, _BORROWED_TRIES), common.gain, common.seconds)
-        return self._records[request_id]
+    def _settle(self, views: Sequence[RequestView], gains: Sequence[float]) -> None:
+        """Notes what asking brought. gains: of each request's nodes, but for those of slow drafters."""
+        step = self._step
+        slow = sum(ask.seconds for asks in step.asks.values() for ask in asks.values())
+        seconds = max(0.0, step.drafting_seconds - slow) / len(views)
+        for view, gain in zip(views, gains, strict=True):
+            for ask in step.asks.get(view.request_id, {}).values():
+                for lengths in ask.lengths:
+                    lengths.note(ask.gains)
+                gain += max(0.0, sum(ask.gains) - ask.seconds)  # what does not pay is asked less, not the others
+            for worth in (self._asking.worth(view.request_id), self._asking.common):
+                worth.note(gain, seconds)
 
-    def _stopwatch(self, drafter: str) -> _Stopwatch:
-        return self._stopwatches.setdefault(drafter, _Stopwatch(usual=self.costs.seconds(1)))
+    def _stopwatch(self, drafter: Drafter | None) -> Stopwatch:
+        """Of one of several drafters; None = what is left of the time when theirs is taken off."""
+        name = "" if drafter is None else drafter.name
+        return self._stopwatches.setdefault(name, Stopwatch(usual=self.costs.seconds(1)))
 
     def _plain_seconds(self, load: Load) -> float:
         """Of a pass over one token of each sequence that decodes."""
@@ -285,7 +273,7 @@ class CostPolicy:
         """Tokens a second that the engine makes in decoding steps of so many sequences."""
         return max(1.0, self._speedup) * load.num_sequences / self._plain_seconds(load)
 
-    def _steps_between_tries(self, seconds: float, load: Load) -> int:
+    def _tries_every(self, seconds: float, load: Load) -> int:
         """Steps between two drafts that come to nothing, so that they take no more than their share of the time."""
         return max(1, round(seconds * load.num_sequences / self._plain_seconds(load) / _ASKING_SHARE))
 

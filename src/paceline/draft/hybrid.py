@@ -23,7 +23,7 @@ _LEAST_OFFERED = 0.05  # the same where a controller selects
 
 
 class HybridDrafter(Drafter):
-    """Asks each of several drafters for a draft of the whole budget and keeps the nodes most likely to be reached.
+    """Asks each of several drafters for a draft and keeps the nodes most likely to be reached.
 
     Nodes with the same path are one. A node's chance, once its parent is accepted, is the confidence that its drafter
     gives it, corrected by how the drafter's confidence at this depth has turned out lately (TrackRecord), so that a
@@ -61,7 +61,7 @@ class HybridDrafter(Drafter):
         return [self._merge(self._proposed[v.request_id], budget) for v, budget in zip(views, budgets, strict=True)]
 
     def consult(self, controller: Controller) -> None:
-        self._controller = controller
+        self._controller = controller  # asked about members; those of a member are that one's own affair
 
     def observe(self, step: Observation) -> None:
         for i, view in enumerate(step.views):
@@ -88,10 +88,10 @@ class HybridDrafter(Drafter):
         if self._controller is not None and asked:
             before = [[d for d in self._proposed[views[i].request_id] if d is not None] for i in asked]
             limits = [budgets[i] for i in asked]
-            planned = self._controller.budgets(drafter.name, [views[i] for i in asked], limits, before)
+            planned = self._controller.budgets(drafter, [views[i] for i in asked], limits, before)
             budgets = list(budgets)
             for i, budget in zip(asked, planned, strict=True):
-                budgets[i] = budget
+                budgets[i] = min(budgets[i], budget)
             asked = [i for i in asked if budgets[i] > 0]
         drafts: list[Draft | None] = [None] * len(views)
         if not asked:
@@ -100,8 +100,6 @@ class HybridDrafter(Drafter):
         own = drafter.propose([views[i] for i in asked], [budgets[i] for i in asked])
         seconds = time.perf_counter() - start
         check_list(own, drafter=drafter.name, count=len(asked))
-        if self._controller is not None:
-            self._controller.drafted(drafter.name, own, seconds=seconds)
         for i, draft in zip(asked, own, strict=True):
             drafts[i], budget = draft, budgets[i]
             if draft is None:
@@ -111,6 +109,8 @@ class HybridDrafter(Drafter):
                 raise DraftMismatchError(
                     f"drafter {drafter.name!r} gave a law, which a hybrid's tree cannot keep: leave it out."
                 )
+        if self._controller is not None:
+            self._controller.drafted(drafter, [views[i] for i in asked], own, seconds=seconds)
         return drafts
 
     def _merge(self, proposals: Sequence[Draft | None], budget: int) -> Draft | None:

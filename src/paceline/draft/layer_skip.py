@@ -44,6 +44,7 @@ class LayerSkipDrafter(Drafter):
     """
 
     name = "layer_skip"
+    serial = True
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from paceline.draft.wrapper import DrafterWrapper
 from paceline.errors import PlugInError
-from paceline.interfaces import Drafter
+from paceline.interfaces import Controller, Drafter
 from paceline.types import Draft, Observation, RequestView
 
 
@@ -31,6 +31,10 @@ class PlugInDrafter(DrafterWrapper):
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         with self._blamed("in propose"):
             return super().propose(views, budgets)
+
+    def consult(self, controller: Controller) -> None:
+        with self._blamed("in consult"):
+            super().consult(controller)
 
     def observe(self, step: Observation) -> None:
         with self._blamed("in observe"):

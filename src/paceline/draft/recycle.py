@@ -109,8 +109,10 @@ class RecycleDrafter(Drafter):
         )
 
     def _learn(self, step: Observation) -> None:
-        for view, draft, verdict, own in zip(step.views, step.drafts, step.verdicts, step.successors, strict=True):
-            if verdict is None or own is None or not view.params.speculates:
+        dropped: list[tuple[int, int, np.ndarray]] = []  # before, token, what the target said would follow
+        accepted: list[tuple[int, int, np.ndarray]] = []
+        for view, draft, verdict, said in zip(step.views, step.drafts, step.verdicts, step.successors, strict=True):
+            if verdict is None or said is None or not view.params.speculates:
                 continue
             previous, root = _last_two(view.token_ids)
             tokens, before = [root], [previous]
@@ -120,10 +122,10 @@ class RecycleDrafter(Drafter):
             path = [0, *(1 + node for node in verdict.path)]
             for row, following in zip(path, [*(tokens[row] for row in path[1:]), verdict.final_token], strict=True):
                 self._table.count(before[row], tokens[row], following)
-            # What was accepted is written last: of a token's rows in one pass, the one in the text counts.
-            accepted = set(path)
-            for row in (*(row for row in range(len(tokens)) if row not in accepted), *path):
-                self._table.write_row(before[row], tokens[row], own[row])
+            on_path = set(path)
+            for row, token in enumerate(tokens):
+                (accepted if row in on_path else dropped).append((before[row], token, said[row]))
+        self._table.write_few([*dropped, *accepted])  # of a token's rows in one pass, the one in the text counts
 
 
 def _last_two(token_ids: np.ndarray) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,18 +63,23 @@ class SuccessorTable:
             if following in said:
                 self._hits[kind, said.index(following)] += 1.0
 
-    def write_row(self, before: int, token: int, successors: np.ndarray) -> None:
-        """The same of a single token: a step has few, for which arrays take longer."""
-        key = before * _MIX + token
-        slot = key & (_NUM_PAIRS - 1)
-        if self._keys[slot] != key:
-            self._keys[slot] = key
-            self.successors[slot, 0] = -1
-        new = successors[0]
-        for row, kind in ((slot, 0), (token + _NUM_PAIRS, _NUM_STATES)):
-            old = self.successors[row, 0]
-            self.kinds[row] = kind + (_FIRST if old < 0 else _CONFIRMED if old == new else _CHANGED)
-            self.successors[row] = successors
+    def write_few(self, rows: Sequence[tuple[int, int, np.ndarray]]) -> None:
+        """What `write` does, of (before, token, successors [width]) one by one: faster for the rows of a step."""
+        pairs = {(before, token): successors for before, token, successors in rows}
+        for (before, token), successors in pairs.items():
+            key = before * _MIX + token
+            slot = key & (_NUM_PAIRS - 1)
+            if self._keys[slot] != key:
+                self._keys[slot] = key
+                self.successors[slot] = -1
+            self._put(slot, 0, successors)
+        for token, successors in {token: successors for _, token, successors in rows}.items():
+            self._put(token + _NUM_PAIRS, _NUM_STATES, successors)
+
+    def _put(self, row: int, first_kind: int, successors: np.ndarray) -> None:
+        old = self.successors[row, 0]
+        self.kinds[row] = first_kind + (_FIRST if old < 0 else _CONFIRMED if old == successors[0] else _CHANGED)
+        self.successors[row] = successors
 
     def write(self, before: np.ndarray, tokens: np.ndarray, successors: np.ndarray) -> None:
         """Successors [M, width] of tokens [M], each after the token `before` it; the last one wins where some agree."""

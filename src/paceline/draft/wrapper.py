@@ -17,6 +17,7 @@ class DrafterWrapper(Drafter):
         self.hidden_layers = drafter.hidden_layers
         self.note = drafter.note
         self.num_successors = drafter.num_successors
+        self.serial = drafter.serial
         self.remembers = drafter.remembers
 
     @property

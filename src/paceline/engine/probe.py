@@ -33,14 +33,19 @@ def forced_tokens(
     engine: Engine, prompt_ids: np.ndarray, output_ids: np.ndarray, params: SamplingParams, *, seed: int
 ) -> np.ndarray:
     """What the target samples at the place of each output token [N] int32, after the prompt [P] and the output tokens
-    before it: all in one pass, as if the output had been fed to it rather than been written.
+    before it: all in one pass, or in as few as may be, as if the output had been fed to it rather than been written.
 
     Raises CacheError like last_row.
     """
-    draft = Draft.chain(output_ids[:-1], source="output")
-    output, _ = _last_pass(engine, prompt_ids, params, prompt_length=len(prompt_ids), seed=seed, draft=draft)
-    assert output.token_ids is not None
-    return output.token_ids
+    sampled = []
+    step = engine.scheduler.config.max_num_batched_tokens
+    for start in range(0, len(output_ids), step):
+        known = np.concatenate([prompt_ids, output_ids[:start]])
+        draft = Draft.chain(output_ids[start : start + step][:-1], source="output")
+        output, _ = _last_pass(engine, known, params, prompt_length=len(prompt_ids), seed=seed, draft=draft)
+        assert output.token_ids is not None
+        sampled.append(output.token_ids)
+    return np.concatenate(sampled)
 
 
 def _last_pass(
