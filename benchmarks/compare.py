@@ -22,6 +22,7 @@ from readme_table import RATES, plain_name, render
 from results_file import keep, name_of
 
 from paceline.bench.environment import describe_environment
+from paceline.bench.workload import read_prompts
 
 HERE = Path(__file__).parent
 SPECULATION = '{"method": "ngram", "num_speculative_tokens": 5}'  # peers draft 5, too
@@ -96,12 +97,20 @@ def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def compare(
-    model: str, contestants: Sequence[Contestant], *, prompts: str, per_category: int, max_tokens: int, repeats: int
+    model: str,
+    contestants: Sequence[Contestant],
+    *,
+    speculation: str,
+    prompts: str,
+    per_category: int | None,
+    max_tokens: int,
+    repeats: int,
 ) -> dict[str, Any]:
-    """What a results file holds."""
+    """What a results file holds. speculation: what Paceline drafts by; per_category: None = all prompts."""
     from paceline.models.loader import load
 
-    workload = [model, "--prompts", prompts, "--per-category", str(per_category), "--max-tokens", str(max_tokens)]
+    count = len(read_prompts(prompts)) if per_category is None else per_category
+    workload = [model, "--prompts", prompts, "--per-category", str(count), "--max-tokens", str(max_tokens)]
     reports: dict[str, list[dict[str, Any]]] = {}
     for _ in range(repeats):
         for contestant in contestants:
@@ -116,7 +125,7 @@ def compare(
             "temperature": 0,
             "concurrency": 1,
             "repeats": repeats,
-            "speculation": json.loads(SPECULATION),
+            "speculation": speculation,
         },
         "environment": describe_environment(),
         **summarize(reports),
@@ -140,6 +149,7 @@ def main() -> None:
     results = compare(
         arguments.model,
         [CONTESTANTS[key] for key in keys],
+        speculation=SPECULATION,
         prompts=arguments.prompts,
         per_category=arguments.per_category,
         max_tokens=arguments.max_tokens,

@@ -18,10 +18,11 @@ def render(results: dict[str, Any]) -> str:
     categories = list(next(iter(systems.values()))["by_category"])
     baseline = next((name for name in systems if not name.startswith("Paceline")), next(iter(systems)))
     memory = round((environment["memory_bytes"] or 0) / 2**30)
-    count = settings["repeats"]
+    count, each = settings["repeats"], settings["per_category"]
+    prompts = "all prompts of the file" if each is None else f"{each} prompts of each category"
     lines = [
         f"{results['model']}, greedy (temperature {settings['temperature']}), {settings['max_tokens']} new tokens, "
-        f"{settings['per_category']} prompts of each category, one request at a time, prefill included; all systems "
+        f"{prompts}, one request at a time, prefill included; all systems "
         f"read the same file, and those whose row names a precision dequantise it to that first; {environment['cpu']}, "
         f"{environment['cores']} cores, {memory} GiB; median of {count} interleaved runs, their range in brackets; "
         f"ratios are taken within each run. Baseline: {baseline}.",
@@ -47,7 +48,9 @@ def render(results: dict[str, Any]) -> str:
 
 def plain_name(name: str) -> str:
     """The row of a system's plain mode."""
-    return re.sub("ngram|prompt lookup|auto( with [^,]+)?", "plain", name)
+    if name.startswith("Paceline ") and " on torch " not in name:
+        return "Paceline plain"
+    return re.sub("ngram|prompt lookup", "plain", name)
 
 
 def ratios(ours: list[float], theirs: list[float]) -> list[float]:

@@ -20,4 +20,5 @@ def script(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
         yield importlib.import_module(name)
+    sys.modules.pop("results_file", None)
     del sys.modules[name]

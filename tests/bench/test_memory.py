@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from types import ModuleType
@@ -17,7 +18,7 @@ def memory(script: ModuleType) -> ModuleType:
 
 
 def test_whole_run(memory, tiny_llama, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(memory, "HERE", tmp_path)
+    monkeypatch.setattr(importlib.import_module("results_file"), "HERE", tmp_path)
     (tmp_path / "results").mkdir()
     memory.main([str(tiny_llama), "--max-tokens", "4", "--repeats", "1", "--save"])
     results = json.loads(capsys.readouterr().out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from types import ModuleType
 
@@ -74,7 +75,7 @@ def test_texts_are_long_enough_and_the_same_every_time(quality):
 
 
 def test_whole_run(quality, tiny_llama, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(quality, "HERE", tmp_path)
+    monkeypatch.setattr(importlib.import_module("results_file"), "HERE", tmp_path)
     (tmp_path / "results").mkdir()
     quality.main([str(tiny_llama), "--limit", "1600", "--engine", "torch", "--reference", "torch", "--save"])
     results = json.loads((tmp_path / "results" / "quality-tiny-llama.json").read_text())

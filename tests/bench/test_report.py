@@ -83,10 +83,10 @@ def test_bounds_are_students():
     """The ratios of the repeats are 1 to 5 times the first one's."""
     report = summarize(measurement(repeats=5))
     logs = np.log(np.arange(1, 6))
-    below = np.exp(logs.mean() - 2.1318 * logs.std(ddof=1) / np.sqrt(5))
-    assert report["decode_speedup_bound"] == pytest.approx(14 / 6 * below, rel=1e-3)
-    assert report["speedup_bound"] == pytest.approx(17 / 9 * below, rel=1e-3)
-    assert report["by_category"]["chat"]["decode_speedup_bound"] == pytest.approx(2 * below, rel=1e-3)
+    below = np.exp(-2.1318 * logs.std(ddof=1) / np.sqrt(5))
+    assert report["decode_speedup_bound"] == pytest.approx(3 * 14 / 6 * below, rel=1e-3)
+    assert report["speedup_bound"] == pytest.approx(3 * 17 / 9 * below, rel=1e-3)
+    assert report["by_category"]["chat"]["decode_speedup_bound"] == pytest.approx(3 * 2 * below, rel=1e-3)
     assert summarize(measurement(repeats=2))["speedup_bound"] is None
 
 

@@ -15,7 +15,6 @@ COMMANDS = {
     "generate": ("--prompt", "ab ab ab"),
     "chat": (),
     "verify": ("--prompts", PROMPTS, "--limit", 1),
-    "bench": ("--prompts", PROMPTS, "--limit", 1),
 }
 
 

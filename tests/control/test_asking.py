@@ -67,7 +67,8 @@ class World:
                 if not count:
                     continue
                 num_right = answer(step)
-                own = chain(min(num_right, count), name=drafter.name, wrong=drafter.serial and num_right < count)
+                wrong = max(0, count - num_right) if drafter.serial else 0
+                own = chain(min(num_right, count), name=drafter.name, wrong=wrong)
                 seconds = count * self.per_node if drafter.serial else 1e-4
                 policy.drafted(drafter, [view], [own], seconds=seconds)
                 taken += seconds
@@ -89,7 +90,7 @@ def cost(rows: int) -> float:
     return PLAIN + ROW * (rows - 1)
 
 
-def chain(num_right: int, *, name: str, wrong: bool = False) -> Draft | None:
+def chain(num_right: int, *, name: str, wrong: int) -> Draft | None:
     tokens = [RIGHT] * num_right + [WRONG] * wrong
     if not tokens:
         return None

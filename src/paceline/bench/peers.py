@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -21,7 +22,7 @@ def compare(
     *,
     speculation: str,
     prompts: str,
-    per_category: int,
+    per_category: int | None,
     max_tokens: int,
     repeats: int,
 ) -> tuple[dict[str, Any], str]:
@@ -38,12 +39,16 @@ def compare(
     if unknown:
         raise ConfigError(f"--compare knows no {unknown[0]!r:.60}: it takes {', '.join(known)}.")
     own = [script.CONTESTANTS[_OWN], script.Contestant("paceline_generate", ("--speculation", speculation))]
-    results = script.compare(
-        model,
-        [*own, *(script.CONTESTANTS[name] for name in names)],
-        prompts=prompts,
-        per_category=per_category,
-        max_tokens=max_tokens,
-        repeats=repeats,
-    )
+    try:
+        results = script.compare(
+            model,
+            [*own, *(script.CONTESTANTS[name] for name in dict.fromkeys(names))],
+            speculation=speculation,
+            prompts=prompts,
+            per_category=per_category,
+            max_tokens=max_tokens,
+            repeats=repeats,
+        )
+    except subprocess.CalledProcessError as error:  # which has said why
+        raise ConfigError(f"--compare: {Path(error.cmd[1]).stem} ended with {error.returncode}: see above.") from error
     return results, script.render(results)

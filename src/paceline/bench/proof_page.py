@@ -41,8 +41,14 @@ def render(checks: Sequence[Check], *, llm: LLM, prompts: str) -> str:
         "versions": ", ".join(f"{name} {own}" for name, own in environment["versions"].items()),
     }
     rows = [(check.name, VERDICTS[check.holds], check.found) for check in checks]
-    verdict = "At least one check fails." if any(check.holds is False for check in checks) else "All checks hold."
-    verdict += " Of some nothing was drafted: other prompts may tell more." * any(c.holds is None for c in checks)
+    found = {check.holds for check in checks}
+    verdict = (
+        "At least one check fails."
+        if False in found
+        else "All checks hold."
+        if found == {True}
+        else ("Nothing was drafted for some checks, which are untested: other prompts may tell more.")
+    )
     return page(
         [
             paragraph(verdict),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist, mean, median, stdev
+from statistics import NormalDist, median, stdev
 from typing import Any
 
 from paceline.bench.runner import MODES, Measurement, Mode, Sample
@@ -33,23 +33,20 @@ def summarize(measurement: Measurement) -> dict[str, Any]:
     metrics = sum(
         (sample.output.metrics for sample in measurement.samples if sample.mode == "speculative"), SpeculationMetrics()
     )
+    ratios = _ratios(plain, speculative)
+    found = {
+        category: _ratios(plain["by_category"][category], speculative["by_category"][category])
+        for category in by_category
+    }
+    walls = measurement.wall_seconds
     return report | {
-        **_ratios(plain, speculative),
-        "speedup_range": _range(plain["tokens"], speculative["tokens"], measurement.wall_seconds),
-        "speedup_bound": _bound(
-            measurement.wall_seconds["plain"],
-            measurement.wall_seconds["speculative"],
-            _tokens(plain, speculative, 0),
-        ),
-        "decode_speedup_bound": _decode_bound(measurement.samples, _tokens(plain, speculative, 1)),
+        **ratios,
+        "speedup_range": _range(plain["tokens"], speculative["tokens"], walls),
+        "speedup_bound": _bound(ratios["speedup"], walls["plain"], walls["speculative"]),
+        "decode_speedup_bound": _decode_bound(measurement.samples, ratios["decode_speedup"]),
         "by_category": {
-            category: {
-                **_ratios(plain["by_category"][category], speculative["by_category"][category]),
-                "decode_speedup_bound": _decode_bound(
-                    own, _tokens(plain["by_category"][category], speculative["by_category"][category], 1)
-                ),
-            }
-            for category, own in by_category.items()
+            category: {**own, "decode_speedup_bound": _decode_bound(by_category[category], own["decode_speedup"])}
+            for category, own in found.items()
         },
         "acceptance_length": metrics.acceptance_length,
         "acceptance_rate": metrics.acceptance_rate,
@@ -94,32 +91,26 @@ def _range(plain_tokens: int, tokens: int, wall_seconds: Mapping[Mode, Sequence[
     return (min(ratios), max(ratios)) if len(ratios) > 1 else None
 
 
-def _tokens(plain: dict[str, Any], speculative: dict[str, Any], left_out: int) -> float:
-    """Speculative over plain, where so many first tokens of each request are left out."""
-    counts = [own["tokens"] - left_out * own["requests"] for own in (speculative, plain)]
-    return counts[0] / counts[1] if counts[1] else 0.0
-
-
-def _decode_bound(samples: Sequence[Sample], tokens: float) -> float | None:
+def _decode_bound(samples: Sequence[Sample], speedup: float | None) -> float | None:
     """Of `decode_speedup`."""
     seconds: dict[Mode, dict[str, list[float]]] = {mode: {} for mode in MODES}
     for sample in samples:
         seconds[sample.mode].setdefault(sample.prompt.id, []).append(sample.output.decode_seconds)
     plain, speculative = ([sum(repeat) for repeat in zip(*seconds[mode].values(), strict=True)] for mode in MODES)
-    return _bound(plain, speculative, tokens)
+    return _bound(speedup, plain, speculative)
 
 
-def _bound(plain: Sequence[float], speculative: Sequence[float], tokens: float) -> float | None:
-    """What a speed-up exceeds with 95% confidence, as its logarithms in the repeats tell if they are about normal:
-    Student's bound for their mean. None with fewer than three repeats, or where a mode took no time.
+def _bound(speedup: float | None, plain: Sequence[float], speculative: Sequence[float]) -> float | None:
+    """What a speed-up exceeds with 95% confidence: by as much below it as Student's bound for the mean of the repeats
+    is below that mean, in logarithms. None with fewer than three repeats, or where a mode took no time.
 
-    plain, speculative: seconds of each repeat; tokens: speculative over plain.
+    plain, speculative: seconds of each repeat.
     """
     count = len(plain)
-    if count < _LEAST_REPEATS or not (all(plain) and all(speculative) and tokens):
+    if speedup is None or count < _LEAST_REPEATS or not (all(plain) and all(speculative)):
         return None
-    logs = [math.log(before / after * tokens) for before, after in zip(plain, speculative, strict=True)]
-    return math.exp(mean(logs) - _student(count - 1) * stdev(logs) / math.sqrt(count))
+    logs = [math.log(before / after) for before, after in zip(plain, speculative, strict=True)]
+    return speedup * math.exp(-_student(count - 1) * stdev(logs) / math.sqrt(count))
 
 
 def _student(freedom: int) -> float:

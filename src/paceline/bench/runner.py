@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["plain", "speculative"]
 MODES: tuple[Mode, Mode] = ("plain", "speculative")
+_WARM_UP = Prompt("warm-up", "", ("Count to eight.",))  # none of the prompts, which drafters would remember
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def measure(
     for llm in llms:
         repeat = len(wall_seconds["plain"])
         for mode in MODES:
-            submit(llm, prompts[:1], replace(params, max_tokens=min(8, params.max_tokens), min_tokens=0), mode=mode)
+            submit(llm, [_WARM_UP], replace(params, max_tokens=min(8, params.max_tokens), min_tokens=0), mode=mode)
             wall_seconds[mode].append(0.0)
         for index, batch in enumerate(batches):
             for mode in MODES if (index + repeat) % 2 == 0 else reversed(MODES):

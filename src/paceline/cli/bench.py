@@ -106,7 +106,7 @@ def bench(
             compare.split(","),
             speculation=speculation,
             prompts=prompts,
-            per_category=per_category or len(chosen),
+            per_category=per_category,
             max_tokens=max_tokens,
             repeats=repeats,
         )
@@ -175,6 +175,8 @@ def _print(report: dict[str, Any]) -> None:
         low, high = report["speedup_range"]
         repeats = report["settings"]["repeats"]
         console.print(f"medians of {repeats} runs, whose speed-ups were {low:.2f}x to {high:.2f}x")
-        if report["decode_speedup_bound"] is not None:
-            console.print(f"decoding: at least {report['decode_speedup_bound']:.2f}x, with 95% confidence")
+        single = report["settings"]["concurrency"] == 1  # of several at once the seconds of requests overlap
+        bound = report["decode_speedup_bound" if single else "speedup_bound"]
+        if bound is not None:
+            console.print(f"{'decoding' if single else 'throughput'}: at least {bound:.2f}x, with 95% confidence")
     console.print(f"{report['environment']['cpu']}, {report['environment']['cores']} cores")

@@ -72,6 +72,7 @@ class Asking:
         self._requests: dict[str, Worth] = {}
         self._common_lengths: dict[tuple[str, int], Lengths] = {}
         self._lengths: dict[str, dict[tuple[str, int], Lengths]] = {}
+        self._met: dict[str, set[str]] = {}  # drafters that have drafted for a request
 
     def due(self, request_id: str, steps_between_tries: int) -> bool:
         """Whether the request is to be asked, because that pays, or to see whether it does by now."""
@@ -108,19 +109,26 @@ class Asking:
             own[key] = Lengths(min(common.tries, _FREE_LENGTHS), 0, list(common.gains))
         return own[key], common
 
+    def meet(self, request_id: str, drafter: str) -> bool:
+        """Whether the drafter drafts for the request for the first time; it is noted."""
+        met = self._met.setdefault(request_id, set())
+        new = drafter not in met
+        met.add(drafter)
+        return new
+
     def release(self, request_id: str) -> None:
         """The request is over."""
+        self._met.pop(request_id, None)
         self._requests.pop(request_id, None)
         self._lengths.pop(request_id, None)
 
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Seconds of a drafter for each node, or where nodes do not come one by one for each draft. Of a single stall no
+    """Seconds of a drafter for each node, where nodes come one by one, otherwise for each draft. Of a single stall no
     more counts than a few times the usual."""
 
     usual: float
-    whole: bool = False  # it takes a draft's time, not a node's
     last: float = 0.0
     started: bool = False
 

@@ -129,18 +129,18 @@ class CostPolicy:
         allowance = self.guard.allowance - self._step.drafting_seconds
         budgets = []
         for view, limit, others in zip(views, limits, drafts, strict=True):
-            most = 1 if stopwatch.whole else limit
-            if not stopwatch.started or most * stopwatch.usual < _SLOW_SHARE * plain:
+            units, rows = (limit, 1) if drafter.serial else (1, limit)  # nodes, or the draft as a whole
+            if not stopwatch.started or len(views) * units * stopwatch.usual < _SLOW_SHARE * plain:
                 budgets.append(limit)
                 continue
             promised = max((sum(self.acceptance.reach(view.request_id, draft)) for draft in others), default=0.0)
             lengths = self._asking.lengths(view.request_id, drafter.name, promised)
             every = self._tries_every(stopwatch.usual, load)
-            units = self._asking.length(*lengths, most, seconds_per_node=stopwatch.usual, tries_every=every)
-            affordable = max(0, int(allowance / (stopwatch.usual + row)))  # what is drafted has to be verified
-            units = min(units, affordable)
-            allowance -= units * (stopwatch.usual + row)
-            budgets.append(limit * units if stopwatch.whole else units)
+            price = stopwatch.usual + rows * row  # what is drafted has to be verified
+            units = self._asking.length(*lengths, units, seconds_per_node=stopwatch.usual, tries_every=every)
+            units = min(units, max(0, int(allowance / price)))
+            allowance -= units * price
+            budgets.append(units * rows)
             if units:
                 asks = self._step.asks.setdefault(view.request_id, {})
                 asks[drafter.name] = _Ask(lengths, [0.0] * units)
@@ -149,16 +149,16 @@ class CostPolicy:
     def drafted(
         self, drafter: Drafter, views: Sequence[RequestView], drafts: Sequence[Draft | None], *, seconds: float
     ) -> None:
-        """Takes the time of one of several drafters."""
-        step, stopwatch = self._step, self._stopwatch(drafter)
+        """Takes the time of one of several drafters; but for that in which a slow one reads a new request's prompt,
+        which no later draft has to pay again."""
+        step = self._step
         step.told_seconds += seconds
-        if not stopwatch.whole:
-            stopwatch.whole = not drafter.serial or any(draft is not None and not draft.is_chain for draft in drafts)
+        stopwatch = self._stopwatch(drafter)
         longest = max((len(draft) for draft in drafts if draft is not None), default=0)
-        if not longest and not stopwatch.whole:
-            step.drafting_seconds += seconds  # for nothing: it says nothing of what a node takes
+        units = len(views) * (max(1, longest) if drafter.serial else 1)
+        met = [self._asking.meet(view.request_id, drafter.name) for view in views]
+        if drafter.serial and any(met) and not (stopwatch.started and seconds < units * stopwatch.usual):
             return
-        units = len(views) if stopwatch.whole else len(views) * longest
         counted = stopwatch.counted(seconds, units)
         step.drafting_seconds += counted
         for view in views:

@@ -42,7 +42,6 @@ class DraftModelDrafter(Drafter):
     """
 
     name = "draft_model"
-    serial = True
 
     def __init__(
         self,
@@ -63,6 +62,7 @@ class DraftModelDrafter(Drafter):
         self.note = self._vocabulary.note
         self._rule_needs_law = rule_needs_law
         self._width = width
+        self.serial = width == 1
         self._least_reach = least_reach
         self._eos_ids = eos_ids
         self._max_num_batched_tokens = max_num_batched_tokens
