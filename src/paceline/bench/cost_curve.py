@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.control.passes import chain_pass, fill_context, greedy
+from paceline.control.policy import FixedLength
 from paceline.errors import ConfigError
 from paceline.interfaces import Drafter, Runner
 from paceline.params import SamplingParams
@@ -72,6 +73,7 @@ def measure(
     passes = [_pass(runner, known[context : context + count], context) for count in tokens]
     drafts: list[_Proposal] = []
     if drafter is not None:
+        drafter.consult(FixedLength(max(draft_tokens)))  # what a draft costs, not whether it pays
         view = _tell(drafter, known[:context], runner=runner)
         drafts = [_Proposal(drafter, view, budget) for budget in draft_tokens]
     pass_times, draft_times = _interleaved(passes, drafts, repeats=repeats, advance=advance)

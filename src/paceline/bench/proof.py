@@ -18,7 +18,6 @@ from paceline.types import RequestOutput, SpeculationMetrics
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
-    from paceline.models.loader import LoadedModel
 
 LAW_RULES = ("rejection", "block")  # which keep the law of a text, not its ids, where anything is sampled
 LAW_TOKENS = 4  # of each sampled text: several steps, and few enough for texts to come again
@@ -41,11 +40,11 @@ class Check:
 
 
 class Proving:
-    """The checks that a model, its drafter and its rule call for, on some prompts."""
+    """The checks that a model, its drafter and its rule call for, on some prompts. model: as `llm` was made with it."""
 
     def __init__(
         self,
-        model: LoadedModel,
+        model: str,
         llm: LLM,
         prompts: Sequence[Prompt],
         *,
@@ -79,7 +78,7 @@ class Proving:
         if thorough:
             from paceline.llm import LLM
 
-            rule = SpeculationConfig(method="draft_model", model=self._model.name)
+            rule = SpeculationConfig(method="draft_model", model=self._model)
             with LLM(self._model, config=replace(llm.config, speculation=rule), progress=False) as twin:
                 for params in (self._greedy, self._sampled):
                     checks.append(own_draft(twin, prompts, params=params, batch_size=batch_size, advance=advance))

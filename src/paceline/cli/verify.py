@@ -17,7 +17,6 @@ from paceline.cli import options
 from paceline.cli.output import note, print_json, progress_bar
 from paceline.config import at_least
 from paceline.errors import ConfigError
-from paceline.models.loader import load
 from paceline.params import SamplingParams
 
 _SAMPLES, _LEAST_SAMPLES, _MOST_SAMPLES = 400, 20, 1000
@@ -101,8 +100,7 @@ def verify(
 
     from paceline.llm import LLM
 
-    loaded = load(model, progress=True)
-    with LLM(loaded, config=config, progress=True, trace=trace) as llm:
+    with LLM(model, config=config, progress=True, trace=trace) as llm:
         note(llm.model_card)
         if proof is None and not by_law:
             with progress_bar("verifying", total=len(chosen)) as advance:
@@ -112,7 +110,7 @@ def verify(
             else:
                 _print(equality)
             return 0 if equality.holds else 1
-        proving = Proving(loaded, llm, chosen, params=params, samples=samples or _SAMPLES, batch_size=concurrency)
+        proving = Proving(model, llm, chosen, params=params, samples=samples or _SAMPLES, batch_size=concurrency)
         with progress_bar("proving", total=proving.num_rounds(thorough=proof is not None)) as advance:
             checks = proving.run(advance, thorough=proof is not None)
         if as_json:
