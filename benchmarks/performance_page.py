@@ -10,6 +10,7 @@ from typing import Any
 
 import quality
 import readme_table
+import serving_table
 from results_file import ROOT, read, renew
 
 PAGE = "docs/performance.md"
@@ -21,6 +22,7 @@ SYSTEMS = {  # results of compare.py -> heading
 }
 AUTO = "auto-smollm2-135m"
 RELIABILITY = "reliability-smollm2-135m"
+SERVERS = "serving-smollm2-135m-vllm"
 TUNE = "tune-smollm2-135m"
 QUALITY = ("quality-smollm2-135m", "quality-qwen2.5-coder-1.5b")
 
@@ -39,6 +41,8 @@ def render() -> str:
         parts += ["", "![how often nodes came true, by what was said of them](reliability.svg)"]
     if results := read(TUNE):
         parts += ["", "## Does the cost model foretell the speed-up?", "", tune_table(results)]
+    if results := read(SERVERS):
+        parts += ["", "## The server, with `auto`, beside vLLM's", "", SERVED, "", serving_table.render(results)]
     parts += ["", "## What quantised arithmetic costs", "", QUANTISED]
     for name in QUALITY:
         if results := read(name):
@@ -55,6 +59,7 @@ COMPARED = (
     "`benchmarks/compare.py`: whole requests, prefill included, by one script for each system, on the same token ids; "
     "every repeat runs all systems in turn."
 )
+SERVED = "`benchmarks/serving.py --only plain ngram auto vllm --name serving-smollm2-135m-vllm`:"
 QUANTISED = (
     "`benchmarks/quality.py MODEL --peer-llama --save`: the engine against the same weights in float32, on text of "
     "this repository, and llama.cpp on the same file and token ids."
