@@ -28,7 +28,7 @@ class Named(Drafter):
         self.name, self.serial = name, serial
 
     def propose(self, views, budgets):
-        raise NotImplementedError
+        return [None] * len(views)
 
 
 FAST, SLOW, SLOW_TOO = Named("fast", serial=False), Named("slow", serial=True), Named("slow too", serial=True)

@@ -96,12 +96,7 @@ def find_divergence(
         return None
     shared = min(len(ours), len(theirs))
     position = next((i for i in range(shared) if ours[i] != theirs[i]), shared)
-    margin = llm.race_margin(
-        [*plain.prompt_token_ids, *ours[:position]],
-        params,
-        prompt_length=len(plain.prompt_token_ids),
-        seed=plain.seed,
-    )
+    margin = margin_at(llm, plain, params, position=position)
     return Divergence(
         prompt_id=prompt.id,
         position=position,
@@ -110,6 +105,12 @@ def find_divergence(
         margin=margin,
         tie=is_tie(llm, margin),
     )
+
+
+def margin_at(llm: LLM, output: RequestOutput, params: SamplingParams, *, position: int) -> float:
+    """How close the target's choice was at the place of an output token."""
+    known = [*output.prompt_token_ids, *output.token_ids[:position]]
+    return llm.race_margin(known, params, prompt_length=len(output.prompt_token_ids), seed=output.seed)
 
 
 def is_tie(llm: LLM, margin: float) -> bool:

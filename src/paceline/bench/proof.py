@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.bench.equality import Divergence, find_divergence, is_tie, pairs
+from paceline.bench.equality import Divergence, find_divergence, is_tie, margin_at, pairs
 from paceline.bench.runner import MODES, submit
 from paceline.bench.two_sample import p_value
 from paceline.bench.workload import Prompt
 from paceline.config import SpeculationConfig
 from paceline.params import SamplingParams
-from paceline.types import RequestOutput, SpeculationMetrics
+from paceline.types import SpeculationMetrics
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
 LAW_RULES = ("rejection", "block")  # which keep the law of a text, not its ids, where anything is sampled
-LAW_TOKENS = 4  # of each sampled text: several steps, and few enough for texts to come again
+_LAW_TOKENS = 4  # of each sampled text: several steps, and few enough for texts to come again
 _LAW_PROMPTS = 4  # hundreds of texts of each
 _LEAST_P = 1e-3  # of two samples: right rules fail one check in two thousand
 _MISSED_BY_ROUNDING = 0.1  # of the drafted tokens: far more than happens, far less than a wrong position makes
@@ -89,7 +89,7 @@ def same_ids(
     llm: LLM, prompts: Sequence[Prompt], *, params: SamplingParams, batch_size: int, advance: Callable[[], None]
 ) -> list[Check]:
     """Plain and speculative ids agree; and each token is what the target samples when the output is fed to it."""
-    tokens, wrong_tokens, metrics = 0, 0, SpeculationMetrics()
+    tokens, metrics = 0, SpeculationMetrics()
     divergences: list[Divergence] = []
     wrong: list[str] = []
     ties: list[float] = []
@@ -100,12 +100,11 @@ def same_ids(
         if divergence is not None:
             divergences.append(divergence)
         choices = llm.forced_tokens(speculative, params)
-        for at, (own, choice) in enumerate(zip(speculative.token_ids, choices, strict=True)):
+        for position, (own, choice) in enumerate(zip(speculative.token_ids, choices, strict=True)):
             if own == choice:
                 continue
-            margin = _margin(llm, speculative, params, at=at)
+            margin = margin_at(llm, speculative, params, position=position)
             if not is_tie(llm, margin):
-                wrong_tokens += 1
                 wrong.append(prompt.id)
                 break  # what follows was written after a wrong token
             ties.append(margin)
@@ -140,7 +139,7 @@ def same_law(
 ) -> Check:
     """Plain and speculative texts come from one law: many of each, a few tokens long, from seeds of their own."""
     assert params.seed is not None
-    length = min(LAW_TOKENS, params.max_tokens)
+    length = min(_LAW_TOKENS, params.max_tokens)
     texts: dict[str, list[np.ndarray]] = {mode: [] for mode in MODES}
     metrics = SpeculationMetrics()
     for index, prompt in enumerate(prompts):
@@ -193,12 +192,6 @@ def own_draft(
         f"{_drafted(metrics)}, and up to one that ends each of {len(prompts)} outputs{_named(failed)}",
         len(prompts),
     )
-
-
-def _margin(llm: LLM, output: RequestOutput, params: SamplingParams, *, at: int) -> float:
-    """How close the target's choice was at the place of an output token."""
-    known = [*output.prompt_token_ids, *output.token_ids[:at]]
-    return llm.race_margin(known, params, prompt_length=len(output.prompt_token_ids), seed=output.seed)
 
 
 def _drafted(metrics: SpeculationMetrics) -> str:

@@ -42,13 +42,11 @@ def render(checks: Sequence[Check], *, llm: LLM, prompts: str) -> str:
     }
     rows = [(check.name, VERDICTS[check.holds], check.found) for check in checks]
     found = {check.holds for check in checks}
-    verdict = (
-        "At least one check fails."
-        if False in found
-        else "All checks hold."
-        if found == {True}
-        else ("Nothing was drafted for some checks, which are untested: other prompts may tell more.")
-    )
+    verdict = "All checks hold."
+    if False in found:
+        verdict = "At least one check fails."
+    elif None in found:
+        verdict = "Nothing was drafted for some checks, which are untested: other prompts may tell more."
     return page(
         [
             paragraph(verdict),
