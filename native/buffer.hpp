@@ -1,8 +1,10 @@
-// Memory for weights: zeroed, 64-byte aligned, on huge pages where the system has them.
+// Memory for weights: zeroed, 64-byte aligned, on huge pages where the system has them. Small buffers that are made one
+// after another lie side by side, so that they fill such pages together.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace paceline {
 
@@ -10,16 +12,11 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(size_t bytes);  // throws std::bad_alloc
-  ~Buffer();
-  Buffer(Buffer&& other) noexcept;
-  Buffer& operator=(Buffer&& other) noexcept;
 
-  uint8_t* data() const { return data_; }
+  uint8_t* data() const { return data_.get(); }
 
  private:
-  void* mapping_ = nullptr;
-  size_t mapped_ = 0;
-  uint8_t* data_ = nullptr;
+  std::shared_ptr<uint8_t> data_;  // keeps the mapping that it points into
 };
 
 }  // namespace paceline

@@ -11,7 +11,7 @@
 namespace paceline {
 namespace {
 
-constexpr size_t kNearBytes = 4096;  // far enough ahead where each weight is used once
+constexpr size_t kNearBytes = 8192;  // far enough ahead where each weight is used once
 
 constexpr int shift_of(int zero) { return zero == 128 ? 7 : zero == 32 ? 5 : 0; }
 

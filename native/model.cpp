@@ -141,15 +141,27 @@ void Model::prepare(Pass& pass) {
       pass.counts[start + i] = context + static_cast<int>(path.size());
       pass.paths[start + i] = path.data();
     }
+    const int queries = own * group, size = queries_together(queries, batch.num_requests);
     for (int head = 0; head < config_.num_kv_heads; head++)  // outside: a thread's share has few heads, whose K/V it keeps
-      for (int first = 0; first < own * group; first += kMaxQueries)
-        pass.pieces.push_back({r, head, first, std::min(kMaxQueries, own * group - first)});
+      for (int first = 0; first < queries; first += size)
+        pass.pieces.push_back({r, head, first, std::min(size, queries - first)});
   }
   for (Scratch& scratch : scratch_) {
     scratch.scores.reserve(attention_scratch(attention_stride(most_keys), dim_));
     scratch.head.reserve(2 * dim_);
     scratch.outputs.reserve(kMaxQueries * dim_);
   }
+}
+
+// Of a request's queries of one head those that make a piece of attention: as many as may be, unless fewer leave the
+// threads less to wait for, were all requests alike.
+int Model::queries_together(int queries, int num_requests) const {
+  const int64_t heads = static_cast<int64_t>(num_requests) * config_.num_kv_heads, threads = threads_.num_threads();
+  int best = (queries + kMaxQueries - 1) / kMaxQueries;  // parts of the queries
+  const auto rounds = [&](int parts) { return (heads * parts + threads - 1) / threads; };  // pieces of the busiest thread
+  for (int parts = best + 1; parts <= std::min<int64_t>(queries, best + threads); parts++)
+    if (rounds(parts) * best < rounds(best) * parts) best = parts;
+  return (queries + best - 1) / best;
 }
 
 // Pieces of a stage, then what comes after it for each row.

@@ -99,6 +99,7 @@ class Model {
   void attend(const Layer& layer, const KVPool& pool, Pass& pass, RowRange rows, int piece, int thread);
   void add_residual(int row, const float* norm);
   void sample(Pass& pass, int thread);
+  int queries_together(int queries, int num_requests) const;
   int pieces_of(int panels) const;  // that a product is cut into
   template <class Epilogue>
   void multiply(const Matrix& w, const Activations& x, RowRange rows, int first_panel, int last_panel,

@@ -169,7 +169,7 @@ struct Avx2 {
   }
   static I even_lanes(I x, I y) { return {_mm256_unpacklo_epi64(x.a, y.a), _mm256_unpacklo_epi64(x.b, y.b)}; }
   static I odd_lanes(I x, I y) { return {_mm256_unpackhi_epi64(x.a, y.a), _mm256_unpackhi_epi64(x.b, y.b)}; }
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
  private:
   static __m128i half_load(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }

@@ -109,7 +109,7 @@ struct Avx512 {
   static I join_low_halves(I low, I high) { return _mm512_mask_shuffle_epi32(low, 0xAAAA, high, _MM_PERM_CCAA); }
   static I even_lanes(I a, I b) { return _mm512_unpacklo_epi64(a, b); }  // of 64 bits: a0 b0 a2 b2 a4 b4 a6 b6
   static I odd_lanes(I a, I b) { return _mm512_unpackhi_epi64(a, b); }   // a1 b1 a3 b3 a5 b5 a7 b7
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
  private:
   static __m512i magnitude(F x) { return _mm512_castps_si512(_mm512_abs_ps(x)); }

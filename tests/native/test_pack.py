@@ -159,3 +159,18 @@ def test_floats_that_are_not_finite_are_reported(name, bad):
     values[36, 44] = bad
     with pytest.raises(ValueError, match="NaN or infinite"):
         _native.pack_floats(values, name)
+
+
+def test_matrices_that_come_and_go_keep_out_of_each_others_memory():
+    """Small ones are cut from common pages, and the last one's place is taken again."""
+    rng = np.random.default_rng(7)
+    kept: list[tuple[object, np.ndarray]] = []
+    for _ in range(400):
+        values = rng.standard_normal((int(rng.integers(1, 300)), int(rng.integers(1, 700)))).astype(np.float32)
+        kept.append((_native.pack_floats(values, "f32"), values))
+        for _ in range(int(rng.integers(0, 3))):
+            if kept:
+                kept.pop(-1 if rng.random() < 0.7 else int(rng.integers(len(kept))))
+    assert kept
+    for packed, values in kept:
+        np.testing.assert_array_equal(packed.unpack(), values)

@@ -107,7 +107,11 @@ def _format(name: str, type_name: str, *, dtype: str, quantization: Quantization
 
 def _packed(matrix: StoredMatrix, format_name: str) -> _native.PackedMatrix:
     packed = _native.pack_ggml(matrix.type_name, matrix.data, *matrix.shape, matrix.rows)
-    return packed if packed.format == format_name else _native.pack_floats(packed.unpack(), format_name)
+    if packed.format == format_name:
+        return packed
+    values = packed.unpack()
+    del packed  # its memory is taken again
+    return _native.pack_floats(values, format_name)
 
 
 def _not_finite(name: str, model: LoadedModel) -> str:
