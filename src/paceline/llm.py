@@ -210,7 +210,8 @@ class LLM:
         try:
             while not finished:
                 if not self._deltas[request_id]:
-                    self._step()
+                    with deferred_interrupt():
+                        self._step()
                 while self._deltas[request_id]:
                     delta = self._deltas[request_id].popleft()
                     finished = delta.output is not None
@@ -232,9 +233,10 @@ class LLM:
         try:
             for (token_ids, text), own in zip(prompts, all_params, strict=True):
                 request_ids.append(self._add(token_ids, text, own, stream=False))
-            with bar:
+            with bar, deferred_interrupt() as raise_pending:
                 while len(outputs) < len(request_ids):
                     self._step()
+                    raise_pending()
                     for request_id in request_ids:
                         while self._deltas[request_id]:
                             output = self._deltas[request_id].popleft().output
@@ -254,10 +256,9 @@ class LLM:
         return request_id
 
     def _step(self) -> None:
-        """One step for everybody; each request's deltas wait for it."""
-        with deferred_interrupt():
-            for delta in self.engine.step():
-                self._deltas[delta.request_id].append(delta)
+        """One step for everybody; each request's deltas wait for it. For a block that holds interrupts back."""
+        for delta in self.engine.step():
+            self._deltas[delta.request_id].append(delta)
 
     def _drop(self, request_id: str) -> None:
         self.engine.abort(request_id)

@@ -32,6 +32,23 @@ def test_an_interrupt_is_raised_after_the_block() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_block_can_ask_for_it_earlier() -> None:
+    done: list[int] = []
+
+    def steps() -> None:
+        with deferred_interrupt() as raise_pending:
+            for step in range(3):
+                if step == 1:
+                    signal.raise_signal(signal.SIGINT)
+                done.append(step)
+                raise_pending()
+
+    with pytest.raises(KeyboardInterrupt):
+        steps()
+    assert done == [0, 1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_other_handlers_are_left_alone() -> None:
     seen: list[int] = []
     previous = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))

@@ -60,8 +60,7 @@ class RecycleDrafter(Drafter):
         self._read: set[str] = set()  # requests whose prompts are in the table
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
-        rates = self._table.rates().tolist()
-        return [self._grow(*_last_two(v.token_ids), budget, rates) for v, budget in zip(views, budgets, strict=True)]
+        return [self._grow(*_last_two(v.token_ids), budget) for v, budget in zip(views, budgets, strict=True)]
 
     def observe(self, step: Observation) -> None:
         for view in step.views:
@@ -78,9 +77,9 @@ class RecycleDrafter(Drafter):
         if self._path is not None:
             self._table.save(self._path, fingerprint=self._fingerprint)
 
-    def _grow(self, before: int, root: int, budget: int, rates: list[list[float]]) -> Draft | None:
-        """The `budget` nodes that are likeliest to be reached, best first; rates [kinds, width]."""
-        look = self._table.look
+    def _grow(self, before: int, root: int, budget: int) -> Draft | None:
+        """The `budget` nodes that are likeliest to be reached, best first."""
+        look, rates = self._table.look, self._table.rates
         tokens: list[int] = []
         parents: list[int] = []
         confidence: list[float] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ class SuccessorTable:
     tells pairs from tokens and whether its best successor was the same the time before; of each kind is counted how
     often each rank came true.
 
-    successors [rows, width] int32, -1 = unknown; kinds [rows] uint8.
+    successors [rows, width] int32, -1 = unknown; kinds [rows] uint8; rates [kinds][width]: how often one is right,
+    by the kind of its row and its rank: below 1, and never more than the rank before it, which a few chance hits could
+    make it seem.
     """
 
     def __init__(self, *, vocab_size: int, width: int) -> None:
@@ -37,6 +40,7 @@ class SuccessorTable:
         self._keys = np.full(_NUM_PAIRS, -1, dtype=np.int64)
         self._hits = np.tile(_PRIOR_WEIGHT * np.resize(_PRIOR_RATES, width), (2 * _NUM_STATES, 1))  # [kinds, width]
         self._trials = np.full(2 * _NUM_STATES, _PRIOR_WEIGHT)
+        self.rates = self._all_rates()
 
     def look(self, before: int, token: int) -> tuple[list[int], int]:
         """Successors [width] of a token after the token `before` it, and the kind of their row.
@@ -48,13 +52,6 @@ class SuccessorTable:
         row = slot if self._keys[slot] == key else token + _NUM_PAIRS
         return self.successors[row].tolist(), int(self.kinds[row])
 
-    def rates(self) -> np.ndarray:
-        """[kinds, width] float64: how often a successor is right, by the kind of its row and its rank.
-
-        Below 1, and never more than the rank before it, which a few chance hits could make it seem.
-        """
-        return np.minimum.accumulate(self._hits / (self._trials[:, None] + 1.0), axis=1)
-
     def count(self, before: int, token: int, following: int) -> None:
         """Notes what came after a token that came after `before`, to tell how far the row can be trusted."""
         said, kind = self.look(before, token)
@@ -62,6 +59,14 @@ class SuccessorTable:
             self._trials[kind] += 1.0
             if following in said:
                 self._hits[kind, said.index(following)] += 1.0
+            self.rates[kind] = self._rates_of(kind)
+
+    def _rates_of(self, kind: int) -> list[float]:
+        trials = self._trials[kind].item() + 1.0
+        return list(accumulate((hits / trials for hits in self._hits[kind].tolist()), min))
+
+    def _all_rates(self) -> list[list[float]]:
+        return [self._rates_of(kind) for kind in range(2 * _NUM_STATES)]
 
     def write_few(self, rows: Sequence[tuple[int, int, np.ndarray]]) -> None:
         """What `write` does, of (before, token, successors [width]) one by one: faster for the rows of a step."""
@@ -155,6 +160,7 @@ class SuccessorTable:
             )
         for name, array in arrays.items():
             array[...] = saved[name]
+        self.rates = self._all_rates()
 
     def _is_sound(self, saved: dict[str, np.ndarray]) -> bool:
         vocab_size = len(self.successors) - _NUM_PAIRS

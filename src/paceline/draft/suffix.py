@@ -132,8 +132,7 @@ class _Text:
         self.automaton = SuffixAutomaton(max_length=MAX_LENGTH)
 
     def is_prefix_of(self, token_ids: np.ndarray) -> bool:
-        mine = np.frombuffer(self.token_ids, dtype=np.int32)
-        return len(mine) <= len(token_ids) and bool((mine == token_ids[: len(mine)]).all())
+        return self.token_ids.tobytes() == token_ids[: len(self.token_ids)].tobytes()
 
     def extend(self, token_ids: list[int]) -> None:
         self.token_ids.extend(token_ids)

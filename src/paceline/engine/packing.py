@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -32,18 +33,26 @@ def pack(
 ) -> tuple[ForwardBatch, RowSampling | None, list[Rows]]:
     """Pending tokens and draft nodes of all sequences, one sequence after another."""
     token_ids: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    slots: list[np.ndarray] = []
+    ancestors: list[np.ndarray | None] = []
+    query_starts = [0]
     logit_rows: list[int] = []
     rows: list[Rows] = []
-    starts = np.array([part.sequence.num_computed for part in plan], dtype=np.int32)
-    num_nodes = [0 if draft is None else len(draft) for draft in drafts]
-    query_starts = np.zeros(len(plan) + 1, dtype=np.int32)
-    np.cumsum([part.num_tokens + nodes for part, nodes in zip(plan, num_nodes, strict=True)], out=query_starts[1:])
     row_start = 0
-    for part, draft, first in zip(plan, drafts, query_starts.tolist(), strict=False):
-        sequence, start = part.sequence, part.sequence.num_computed
+    for part, draft in zip(plan, drafts, strict=True):
+        sequence, start, first = part.sequence, part.sequence.num_computed, query_starts[-1]
+        count = part.num_tokens + (0 if draft is None else len(draft))
         token_ids.append(sequence.tokens.view()[start : start + part.num_tokens])
         if draft is not None:
             token_ids.append(draft.token_ids)
+        # The i-th token of a sequence's part has key index start + i. That is its position, too, except in trees.
+        positions.append(np.arange(start, start + count, dtype=np.int32))
+        ancestors.append(None)
+        if draft is not None and not draft.is_chain:
+            positions[-1][part.num_tokens :] = draft.depths() + (start + part.num_tokens - 1)
+            ancestors[-1] = ancestor_mask(draft, num_before=part.num_tokens)
+        slots.append(cache.slots(sequence.id, start, count))
         own = _rows(part, draft, row_start)
         if own.prompt.stop > own.prompt.start:
             at = first + _first_prompt_row(sequence) - start
@@ -52,18 +61,14 @@ def pack(
         logit_rows += range(at, at + own.sample.stop - own.sample.start)
         rows.append(own)
         row_start = own.sample.stop
-    # The i-th token of a sequence's part has key index start + i. That is its position, too, except in trees.
-    counts = query_starts[1:] - query_starts[:-1]
-    keys = np.arange(query_starts[-1], dtype=np.int32) + np.repeat(starts - query_starts[:-1], counts)
-    block_tables = [cache.block_table(part.sequence.id) for part in plan]
-    positions, ancestors = _trees(plan, drafts, keys, query_starts)
+        query_starts.append(first + count)
     batch = ForwardBatch(
-        token_ids=np.concatenate(token_ids),
-        positions=positions,
-        slots=_slots(keys, counts, block_tables, cache.block_size),
-        query_starts=query_starts,
-        context_lengths=starts,
-        block_tables=block_tables,
+        token_ids=_joined(token_ids),
+        positions=_joined(positions),
+        slots=_joined(slots),
+        query_starts=np.array(query_starts, dtype=np.int32),
+        context_lengths=np.array([part.sequence.num_computed for part in plan], dtype=np.int32),
+        block_tables=[cache.block_table(part.sequence.id) for part in plan],
         ancestors=ancestors,
         logit_rows=np.array(logit_rows, dtype=np.int32),
         hidden_layers=hidden_layers,
@@ -85,29 +90,8 @@ def _rows(part: ScheduledSequence, draft: Draft | None, row_start: int) -> Rows:
     return Rows(slice(row_start, split), slice(split, split + num_sample_rows))
 
 
-def _slots(keys: np.ndarray, counts: np.ndarray, block_tables: list[np.ndarray], block_size: int) -> np.ndarray:
-    """Slot of each token [T] int64, from its key index and its sequence's table."""
-    sizes = np.array([len(table) for table in block_tables])
-    offsets = np.repeat(np.cumsum(sizes) - sizes, counts)
-    blocks = np.concatenate(block_tables)[offsets + keys // block_size]
-    return blocks * np.int64(block_size) + keys % block_size
-
-
-def _trees(
-    plan: list[ScheduledSequence], drafts: list[Draft | None], keys: np.ndarray, query_starts: np.ndarray
-) -> tuple[np.ndarray, list[np.ndarray | None]]:
-    """Positions [T], by depth within trees, and ancestor masks where a draft is no chain."""
-    positions, ancestors = keys, []
-    for index, (part, draft) in enumerate(zip(plan, drafts, strict=True)):
-        if draft is None or draft.is_chain:
-            ancestors.append(None)
-            continue
-        if positions is keys:
-            positions = keys.copy()
-        end = query_starts[index + 1]
-        positions[end - len(draft) : end] = draft.depths() + positions[end - len(draft) - 1]
-        ancestors.append(ancestor_mask(draft, num_before=part.num_tokens))
-    return positions, ancestors
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def ancestor_mask(draft: Draft, *, num_before: int) -> np.ndarray:
@@ -132,29 +116,33 @@ def _row_sampling(
     num_successors: int,
 ) -> RowSampling:
     sequences = [part.sequence for part in plan]
-    owner = np.repeat(np.arange(len(plan)), [own.sample.stop - own.prompt.start for own in rows])  # [M] each row's own
-    filters = [(p.temperature, p.top_p, p.min_p) for p in (s.params for s in sequences)]
-    temperature, top_p, min_p = np.array(filters, dtype=np.float32).T[:, owner]
+    counts = [own.sample.stop - own.prompt.start for own in rows]
+
+    def column(values: Iterable[float], dtype: type[np.generic]) -> np.ndarray:
+        """[M] of each row what its sequence has."""
+        return np.array([v for value, n in zip(values, counts, strict=True) for v in (value,) * n], dtype=dtype)
+
+    temperature = column((s.params.temperature for s in sequences), np.float32)
     wanted = [s.params.logprobs for s in sequences if s.params.logprobs is not None]
     logprob_ids = None
     for sequence, own in zip(sequences, rows, strict=True):
         count = own.prompt.stop - own.prompt.start
         if count:  # these rows report on the prompt's own next token; nobody reads what they would sample
             if logprob_ids is None:
-                logprob_ids = np.full(len(owner), -1, dtype=np.int32)
+                logprob_ids = np.full(len(positions), -1, dtype=np.int32)
             at = _first_prompt_row(sequence) + 1
             logprob_ids[own.prompt] = sequence.tokens.view()[at : at + count]
             temperature[own.prompt] = 0.0
             wanted.append(sequence.params.prompt_logprobs or 0)
     return RowSampling(
         temperature=temperature,
-        top_k=np.array([s.params.top_k for s in sequences], dtype=np.int32)[owner],
-        top_p=top_p,
-        min_p=min_p,
-        seed=np.array([s.request.seed for s in sequences], dtype=np.uint64)[owner],
-        stream=np.array([s.index for s in sequences], dtype=np.uint32)[owner],
+        top_k=column((s.params.top_k for s in sequences), np.int32),
+        top_p=column((s.params.top_p for s in sequences), np.float32),
+        min_p=column((s.params.min_p for s in sequences), np.float32),
+        seed=column((s.request.seed for s in sequences), np.uint64),
+        stream=column((s.index for s in sequences), np.uint32),
         position=positions,
-        purpose=np.full(len(positions), SAMPLE, dtype=np.uint32),
+        purpose=column((SAMPLE for _ in sequences), np.uint32),
         adjustments=_adjustments(sequences, drafts, rows),
         allowed=_allowed(plan, rows),
         num_logprobs=max(wanted, default=None),
