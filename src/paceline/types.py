@@ -65,18 +65,19 @@ class Draft:
 
     def depths(self) -> np.ndarray:
         """[N] int32 of each node; 1 = child of the root."""
-        depths = np.zeros(len(self), dtype=np.int32)
-        for node, parent in enumerate(self.parents.tolist()):
-            depths[node] = 1 if parent < 0 else depths[parent] + 1
-        return depths
+        depths: list[int] = []
+        for parent in self.parents.tolist():
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return np.array(depths, dtype=np.int32)
 
     def ancestors(self) -> np.ndarray:
         """[N, N] bool: row i tells which nodes are on the path from the root to node i, itself included."""
-        on_path = np.eye(len(self), dtype=bool)
+        count = len(self)
+        rows: list[list[bool]] = []
         for node, parent in enumerate(self.parents.tolist()):
-            if parent >= 0:
-                on_path[node] |= on_path[parent]
-        return on_path
+            rows.append(rows[parent].copy() if parent >= 0 else [False] * count)
+            rows[node][node] = True
+        return np.array(rows, dtype=bool).reshape(count, count)
 
     def cut_after(self, ends: frozenset[int]) -> Draft:
         """The draft without what stands below these tokens, as nothing follows where they end the text. No law."""

@@ -178,9 +178,9 @@ def test_a_few_rows_are_written_like_many(steps) -> None:
     """The same pair, and the same token after others, several times in one step among them."""
     one_by_one, together = (SuccessorTable(vocab_size=6, width=4) for _ in range(2))
     for step in steps:
-        rows = [(before, token, np.array([best, 4, 5, -1], dtype=np.int32)) for before, token, best in step]
+        rows = [(before, token, [best, 4, 5, -1]) for before, token, best in step]
         one_by_one.write_few(rows)
         before, tokens, successors = zip(*rows, strict=True)
-        together.write(np.array(before), np.array(tokens), np.stack(successors))
+        together.write(np.array(before), np.array(tokens), np.array(successors, dtype=np.int32))
     for name in ("successors", "kinds", "_keys"):
         np.testing.assert_array_equal(getattr(one_by_one, name), getattr(together, name))

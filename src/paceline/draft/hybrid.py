@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 
 import numpy as np
 
@@ -162,7 +161,8 @@ def _cut(step: Observation, drafter: Drafter) -> Observation:
     """The step with as many successors as the drafter wants."""
     wanted = drafter.num_successors
     cut = [None if rows is None or not wanted else rows[:, :wanted] for rows in step.successors]
-    return replace(step, successors=cut)
+    # Not by `replace`, which takes longer than all else here
+    return Observation(step.views, step.drafts, step.verdicts, step.hidden, step.starts, cut, step.seconds)
 
 
 class TrackRecord:

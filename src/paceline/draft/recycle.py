@@ -108,8 +108,8 @@ class RecycleDrafter(Drafter):
         )
 
     def _learn(self, step: Observation) -> None:
-        dropped: list[tuple[int, int, np.ndarray]] = []  # before, token, what the target said would follow
-        accepted: list[tuple[int, int, np.ndarray]] = []
+        dropped: list[tuple[int, int, list[int]]] = []  # before, token, what the target said would follow
+        accepted: list[tuple[int, int, list[int]]] = []
         for view, draft, verdict, said in zip(step.views, step.drafts, step.verdicts, step.successors, strict=True):
             if verdict is None or said is None or not view.params.speculates:
                 continue
@@ -122,8 +122,8 @@ class RecycleDrafter(Drafter):
             for row, following in zip(path, [*(tokens[row] for row in path[1:]), verdict.final_token], strict=True):
                 self._table.count(before[row], tokens[row], following)
             on_path = set(path)
-            for row, token in enumerate(tokens):
-                (accepted if row in on_path else dropped).append((before[row], token, said[row]))
+            for row, entry in enumerate(zip(before, tokens, said.tolist(), strict=True)):
+                (accepted if row in on_path else dropped).append(entry)
         self._table.write_few([*dropped, *accepted])  # of a token's rows in one pass, the one in the text counts
 
 

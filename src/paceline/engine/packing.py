@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Several
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from paceline.cache.manager import CacheManager
 from paceline.engine.request import Sequence
 from paceline.engine.scheduler import ScheduledSequence
-from paceline.sampling.noise import SAMPLE
 from paceline.sampling.processors import pack_adjustments
 from paceline.types import Adjustments, Draft, ForwardBatch, RowSampling
 
@@ -90,7 +89,7 @@ def _rows(part: ScheduledSequence, draft: Draft | None, row_start: int) -> Rows:
     return Rows(slice(row_start, split), slice(split, split + num_sample_rows))
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
+def _joined(parts: Several[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -116,19 +115,15 @@ def _row_sampling(
     num_successors: int,
 ) -> RowSampling:
     sequences = [part.sequence for part in plan]
-    counts = [own.sample.stop - own.prompt.start for own in rows]
-
-    def column(values: Iterable[float], dtype: type[np.generic]) -> np.ndarray:
-        """[M] of each row what its sequence has."""
-        return np.array([v for value, n in zip(values, counts, strict=True) for v in (value,) * n], dtype=dtype)
-
-    temperature = column((s.params.temperature for s in sequences), np.float32)
+    owned = [s.row_constants(own.sample.stop - own.prompt.start) for s, own in zip(sequences, rows, strict=True)]
+    temperature, top_k, top_p, min_p, seed, stream, purpose = map(_joined, zip(*owned, strict=True))
     wanted = [s.params.logprobs for s in sequences if s.params.logprobs is not None]
     logprob_ids = None
     for sequence, own in zip(sequences, rows, strict=True):
         count = own.prompt.stop - own.prompt.start
         if count:  # these rows report on the prompt's own next token; nobody reads what they would sample
             if logprob_ids is None:
+                temperature = temperature.copy()
                 logprob_ids = np.full(len(positions), -1, dtype=np.int32)
             at = _first_prompt_row(sequence) + 1
             logprob_ids[own.prompt] = sequence.tokens.view()[at : at + count]
@@ -136,13 +131,13 @@ def _row_sampling(
             wanted.append(sequence.params.prompt_logprobs or 0)
     return RowSampling(
         temperature=temperature,
-        top_k=column((s.params.top_k for s in sequences), np.int32),
-        top_p=column((s.params.top_p for s in sequences), np.float32),
-        min_p=column((s.params.min_p for s in sequences), np.float32),
-        seed=column((s.request.seed for s in sequences), np.uint64),
-        stream=column((s.index for s in sequences), np.uint32),
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stream=stream,
         position=positions,
-        purpose=column((SAMPLE for _ in sequences), np.uint32),
+        purpose=purpose,
         adjustments=_adjustments(sequences, drafts, rows),
         allowed=_allowed(plan, rows),
         num_logprobs=max(wanted, default=None),

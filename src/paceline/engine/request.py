@@ -12,9 +12,11 @@ from paceline.interfaces import Tokenizer
 from paceline.params import SamplingParams
 from paceline.sampling.grammar import CompiledGrammar
 from paceline.sampling.grammar_state import GrammarState
-from paceline.sampling.noise import PhiloxNoise
+from paceline.sampling.noise import SAMPLE, PhiloxNoise
 from paceline.sampling.processors import PenaltyState, allowed_mask
 from paceline.types import Completion, Draft, FinishReason, RequestOutput, RequestView, SpeculationMetrics, TokenLogprob
+
+_MANY_ROWS = 64  # of a sequence in one pass; more come once, with a prompt's log-probabilities
 
 
 class TokenBuffer:
@@ -117,6 +119,7 @@ class Sequence:
         self.allowed = allowed_mask(request.params, vocab_size=request.vocab_size)  # [ceil(V/8)] uint8, None = all
         self.grammar = request.new_grammar_state()
         self.noise = PhiloxNoise(request.seed, index)
+        self._row_constants: dict[int, tuple[np.ndarray, ...]] = {}
         self.detokenizer: Detokenizer | None = request.new_detokenizer()
         self.origins: list[str] = []
         self.logprobs: list[TokenLogprob] = []
@@ -160,6 +163,26 @@ class Sequence:
             self.num_computed,
             block_table,
         )
+
+    def row_constants(self, count: int) -> tuple[np.ndarray, ...]:
+        """What RowSampling has for each of its rows, up to the position: temperature, top_k, top_p, min_p, seed, stream
+        and purpose, each [count] and to be read only. Few counts come again and again."""
+        constants = self._row_constants.get(count)
+        if constants is None:
+            params = self.params
+            columns = (
+                (params.temperature, np.float32),
+                (params.top_k, np.int32),
+                (params.top_p, np.float32),
+                (params.min_p, np.float32),
+                (self.request.seed, np.uint64),
+                (self.index, np.uint32),
+                (SAMPLE, np.uint32),
+            )
+            constants = tuple(np.full(count, value, dtype) for value, dtype in columns)
+            if count <= _MANY_ROWS:
+                self._row_constants[count] = constants
+        return constants
 
     def append(self, token_ids: list[int]) -> None:
         """Makes tokens known; their K/V is pending."""

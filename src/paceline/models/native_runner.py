@@ -211,8 +211,8 @@ def _frequencies(rope: Any, vectors: Mapping[str, np.ndarray], max_model_len: in
 
 
 def _output(sampled: Mapping[str, np.ndarray], sampling: RowSampling, logits: np.ndarray | None) -> ForwardOutput:
-    _check_numbers(not sampled["has_nan"].any())
-    if sampling.token_map is None and sampled["all_banned"].any():
+    _check_numbers(True not in sampled["has_nan"].tolist())
+    if sampling.token_map is None and True in sampled["all_banned"].tolist():
         raise ConfigError(
             "every token is banned by allowed_token_ids, banned_token_ids, logit_bias or min_tokens; at least one"
             " must stay: allow more tokens."
