@@ -114,12 +114,14 @@ def _suffix(order: _Order) -> Drafter:
 
 
 def _recycle(order: _Order) -> Drafter:
-    from paceline.draft.recycle import RecycleDrafter
+    from paceline.draft.recycle import LEAST_OFFERED, LEAST_REACH, RecycleDrafter
 
-    target, table = order.target, order.config.speculation.table
+    target, rule = order.target, order.config.speculation
+    table = rule.table
     return RecycleDrafter(
         vocab_size=target.spec.vocab_size,
         chain=order.verifier.chains_only,
+        least_reach=LEAST_OFFERED if rule.adaptive else LEAST_REACH,
         table=table,
         fingerprint="" if table is None else target.tokenizer.fingerprint,
     )

@@ -18,7 +18,7 @@ _PRIOR = 4.0  # nodes' worth of trust in what a drafter claims, before anything 
 _KEEP = 0.98  # of what is known of a depth, for each draft that tests it: about the last 50 count
 _DEPTHS = 16  # that are told apart
 _LEAST_REACH = 0.25  # of a node to be kept: what it costs, and a margin for chances that are a little bold
-_LEAST_OFFERED = 0.05  # the same where a controller selects
+_LEAST_OFFERED = 0.04  # the same where a controller selects
 
 
 class HybridDrafter(Drafter):

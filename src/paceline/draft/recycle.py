@@ -13,6 +13,10 @@ from paceline.errors import ConfigError
 from paceline.interfaces import Drafter
 from paceline.types import Draft, Observation, RequestView
 
+LEAST_REACH = (
+    0.15  # a node less likely to be reached costs more than it brings, where a pass over 8 rows takes half more
+)
+LEAST_OFFERED = 0.08  # the same where a controller knows what rows cost
 _Candidate = tuple[float, int, int, float, list[int], list[float], int]
 
 
@@ -40,7 +44,7 @@ class RecycleDrafter(Drafter):
         *,
         vocab_size: int,
         chain: bool = False,
-        least_reach: float = 0.15,
+        least_reach: float = LEAST_REACH,
         table: str | Path | None = None,
         fingerprint: str = "",
     ) -> None:
