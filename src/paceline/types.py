@@ -268,8 +268,10 @@ class Observation:
         draft, verdict = self.drafts[index], self.verdicts[index]
         if verdict is None:
             return []
-        accepted = [] if draft is None else draft.token_ids[list(verdict.path)].tolist()
-        return [*accepted, verdict.final_token]
+        if draft is None or not verdict.path:
+            return [verdict.final_token]
+        drafted = draft.token_ids.tolist()
+        return [*(drafted[node] for node in verdict.path), verdict.final_token]
 
 
 @dataclass(frozen=True, slots=True)

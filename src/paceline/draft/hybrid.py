@@ -63,7 +63,7 @@ class HybridDrafter(Drafter):
         self._controller = controller  # asked about members; those of a member are that one's own affair
 
     def observe(self, step: Observation) -> None:
-        for i, view in enumerate(step.views):
+        for i, view in enumerate(step.views) if self._records else ():
             emitted = step.emitted(i)
             for record, own in zip(self._records, self._proposed.get(view.request_id, ()), strict=False):
                 if own is not None and emitted:
