@@ -10,19 +10,17 @@ from typing import Any
 
 import quality
 import readme_table
-import serving_table
 from results_file import ROOT, read, renew
 
 PAGE = "docs/performance.md"
 SYSTEMS = {  # results of compare.py -> heading
     "smollm2-135m": "SmolLM2-135M, AVX-512",
     "smollm2-135m-best": "SmolLM2-135M, AVX-512, beside the best peer alone, five repeats",
-    "smollm2-135m-avx2": "SmolLM2-135M, AVX2 alone",
+    "smollm2-135m-avx2": "SmolLM2-135M, AVX2 alone, by an earlier version",
     "qwen2.5-coder-1.5b": "Qwen2.5-Coder-1.5B",
 }
 AUTO = "auto-smollm2-135m"
 RELIABILITY = "reliability-smollm2-135m"
-SERVERS = "serving-smollm2-135m-vllm"
 TUNE = "tune-smollm2-135m"
 QUALITY = ("quality-smollm2-135m", "quality-qwen2.5-coder-1.5b")
 
@@ -41,8 +39,6 @@ def render() -> str:
         parts += ["", "![how often nodes came true, by what was said of them](reliability.svg)"]
     if results := read(TUNE):
         parts += ["", "## Does the cost model foretell the speed-up?", "", tune_table(results)]
-    if results := read(SERVERS):
-        parts += ["", "## The server, with `auto`, beside vLLM's", "", SERVED, "", serving_table.render(results)]
     parts += ["", "## What quantised arithmetic costs", "", QUANTISED]
     for name in QUALITY:
         if results := read(name):
@@ -59,7 +55,6 @@ COMPARED = (
     "`benchmarks/compare.py`: whole requests, prefill included, by one script for each system, on the same token ids; "
     "every repeat runs all systems in turn."
 )
-SERVED = "`benchmarks/serving.py --only plain ngram auto vllm --name serving-smollm2-135m-vllm`:"
 QUANTISED = (
     "`benchmarks/quality.py MODEL --peer-llama --save`: the engine against the same weights in float32, on text of "
     "this repository, and llama.cpp on the same file and token ids."

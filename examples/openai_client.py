@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 BASE_URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
 WEATHER = {
@@ -23,11 +23,16 @@ WEATHER = {
 }
 
 client = OpenAI(base_url=BASE_URL, api_key="none")  # the server's key, if it has one
-model = client.models.list().data[0].id
+try:
+    model = client.models.list().data[0].id
+except APIConnectionError:
+    sys.exit(f"no server answers at {BASE_URL}: start one with paceline serve smollm2-135m")
 question = {"role": "user", "content": "What is the weather in Paris? Answer in one sentence."}
+letter = "Dear Mrs Alvarez, the two missing screws were sent to you this morning."
+order = {"role": "user", "content": f"Repeat word for word: {letter}"}
 
 answer = client.chat.completions.create(
-    model=model, messages=[question], max_tokens=32, temperature=0, extra_body={"metrics": "summary"}
+    model=model, messages=[order], max_tokens=48, temperature=0, extra_body={"metrics": "summary"}
 )
 print("answer:", answer.choices[0].message.content)
 print("tokens a step:", answer.model_extra["metrics"]["speculative_decoding"]["mean_acceptance_length"])

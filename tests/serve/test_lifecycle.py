@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import signal
 import socket
 import threading
 import time
@@ -211,3 +213,42 @@ def test_a_server_that_stops_ends_its_streams(drain, monkeypatch):
     assert done == "[DONE]"
     assert last["choices"][0]["finish_reason"] == ("length" if drain else "abort")
     assert not live.thread.is_alive()
+
+
+def test_a_server_that_drains_says_so_and_a_second_signal_ends_it(monkeypatch, caplog):
+    hurried = threading.Event()
+    close = AsyncEngine.close
+
+    async def noted(engine: AsyncEngine, drain_seconds: float = 30.0) -> None:
+        closed = asyncio.ensure_future(close(engine, drain_seconds))
+        await asyncio.sleep(0)
+        if drain_seconds == 0.0:
+            hurried.set()
+        await closed
+
+    monkeypatch.setattr(AsyncEngine, "close", noted)
+    caplog.set_level(logging.INFO)
+    engine = toy()
+    gate = Gate(engine)
+    with serving(engine, drain_seconds=600.0) as live:
+        gate.let(3)
+        with httpx.stream(
+            "POST", live.url + "/v1/completions", json=ENDLESS | {"stream": True}, timeout=60
+        ) as response:
+            stream = events(response)
+            assert next(stream)["choices"][0]["text"]
+            live.server.handle_exit(signal.SIGTERM, None)
+            deadline = time.monotonic() + 60
+            while live.get("/health").status_code != 503 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            refused = live.post("/v1/completions", json=ENDLESS)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "engine_closed"
+            live.server.handle_exit(signal.SIGTERM, None)
+            assert hurried.wait(60)
+            gate.let_all()
+            *_, last, done = stream
+    assert (last["choices"][0]["finish_reason"], done) == ("abort", "[DONE]")
+    assert not live.thread.is_alive()
+    assert [record.message for record in caplog.records if "has up to 600 s to finish" in record.message]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

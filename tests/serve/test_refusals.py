@@ -15,6 +15,12 @@ TEXT = {"prompt": "ab", "max_tokens": 4, "temperature": 0}
 CALL = {"type": "function", "function": {"name": "f"}}
 BAD_CHATS = [  # the change to CHAT, the field that the error names
     ({"foo": 1}, "foo"),
+    ({"temprature": 1}, "temprature"),
+    ({"prompt": "ab"}, "prompt"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content"),
+    ({"messages": [{"role": "tool", "content": "3"}]}, "messages.0.tool_call_id"),
+    ({"speculative": "none"}, "speculative"),
+    ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format.schema"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
     ({"store": True}, "store"),
@@ -245,3 +251,24 @@ def test_the_right_key(locked):
 def test_a_key_that_is_no_text(locked):
     headers = {"authorization": b"Bearer \xff\xfe"}
     check(locked.get("/v1/models", headers=headers), 401)
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "kind", "said"),
+    [
+        ("/v1/chat/completions", b"{}", "text/plain", "content-type: application/json"),
+        ("/v1/chat/completions", b"{}", None, "content-type: application/json"),
+        ("/v1/chat/completions", b"", "application/json", "empty"),
+        ("/v1/chat/completions", b"[]", "application/json", "must be a JSON object"),
+        ("/v1/chat/completions", b'{"temprature": 1}', "application/json", "messages: missing"),
+        ("/v1/completions", b'{"prompt": "ab", "temprature": 1}', "application/json", "did you mean temperature?"),
+        ("/v1/completions", b'{"messages": []}', "application/json", "/v1/chat/completions"),
+        ("/v1/chat/completions", b'{"prompt": "ab"}', "application/json", "/v1/completions"),
+        ("/tokenize", b'{"text": "ab"}', "application/json", "send it as prompt"),
+        ("/chat/completions", b"{}", "application/json", "did you mean /v1/chat/completions?"),
+    ],
+)
+def test_a_refusal_says_what_to_do(toy_server, path, content, kind, said):
+    response = toy_server.post(path, content=content, headers={} if kind is None else {"content-type": kind})
+    assert response.status_code in (400, 404)
+    assert said in response.json()["error"]["message"]

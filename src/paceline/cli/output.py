@@ -73,6 +73,8 @@ def statistics_line(output: RequestOutput) -> str:
         f"{num_tokens(output)} tokens: prefill {output.prefill_seconds:.2f} s, "
         f"decoding {decode_rate(output):.1f} tokens/s"
     )
+    if any(choice.finish_reason == "length" for choice in output.outputs):
+        line = f"cut off at the limit of tokens; {line}"
     metrics = output.metrics
     if not metrics.num_drafts:
         return f"{line}, nothing drafted"

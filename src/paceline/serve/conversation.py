@@ -25,6 +25,8 @@ def render(messages: list[Message], tokenizer: Tokenizer, *, tools: list[Tool], 
     """The prompt's text. Raises ApiError for what the model's template cannot show."""
     if not tokenizer.has_chat_template:
         raise ApiError(400, "this model has no chat template: use /v1/completions.", param="messages")
+    for index, message in enumerate(messages):
+        _check(message, f"messages.{index}")
     turns = [_turn(message) for message in messages]
     described = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
     if not tokenizer.template_reads_tools:
@@ -73,6 +75,13 @@ def forced_calls(request: ChatRequest) -> list[FunctionDefinition]:
     if isinstance(choice, NamedToolChoice):
         return [function for function in functions if function.name == choice.function.name]
     return functions if choice == "required" else []
+
+
+def _check(message: Message, place: str) -> None:
+    if message.content is None and message.role != "assistant":
+        raise bad_field(f"{place}.content", "missing: give text.")
+    if message.role == "tool" and message.tool_call_id is None:
+        raise bad_field(f"{place}.tool_call_id", "missing: give the id of the call that this is the result of.")
 
 
 def _turn(message: Message) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -19,6 +20,21 @@ from paceline.serve.protocol import ChatRequest, CompletionRequest
 _log = logging.getLogger("paceline.serve")
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _FIELDS = {name: name for name in (*ChatRequest.model_fields, *CompletionRequest.model_fields)}
+_ELSEWHERE = {  # fields that another route has
+    ("/v1/completions", "messages"): "send them to /v1/chat/completions",
+    ("/v1/chat/completions", "prompt"): "send it to /v1/completions, or as messages",
+    ("/tokenize", "text"): "send it as prompt, or messages",
+    ("/v1/chat/completions", "response_format.schema"): "put it into response_format.json_schema.schema",
+    ("/v1/completions", "response_format.schema"): "put it into response_format.json_schema.schema",
+}
+_RULES = {  # of pydantic's errors those that do not say what to do
+    "missing": "missing: give it",
+    "too_short": "must not be empty",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+}
+_VARIANTS = frozenset({"bool", "int", "float", "str"})  # that a place names where a field takes several types
 _FIELDS |= dict.fromkeys(("speculation", "method", "num_speculative_tokens"), "speculative")  # the engine's words
 
 
@@ -83,13 +99,16 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def refuse_body(request: Request, error: RequestValidationError) -> JSONResponse:
-        return _invalid(error.errors()).response()
+        return _invalid(request, error.errors()).response()
 
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
         method, path = request.method, request.url.path
         if error.status_code == 404:
-            return ApiError(404, f"there is no {path}: docs/serving.md lists the routes.").response()
+            hint = "/openapi.json lists the routes."
+            if f"/v1{path}" in app.openapi()["paths"]:
+                hint = f"did you mean /v1{path}? A client's base URL ends in /v1."
+            return ApiError(404, f"there is no {path}: {hint}").response()
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "another method")
             return ApiError(405, f"{path} does not take {method}: use {allowed}.").response()
@@ -107,26 +126,45 @@ def install(app: FastAPI) -> None:
         return as_api_error(error).response()
 
 
-def _invalid(errors: Sequence[Any]) -> ApiError:
+def _invalid(request: Request, errors: Sequence[Any]) -> ApiError:
     """The first thing that is wrong with a body; of the variants that a field may take, the one that came
-    furthest, or was right but for its length."""
+    furthest, or was right but for its length. A field that belongs elsewhere comes before all others."""
+    path = request.url.path
+    for error in errors:
+        name = _name(error)
+        if error["type"] == "extra_forbidden" and (hint := _ELSEWHERE.get((path, name or ""))):
+            return ApiError(400, f"{name}: not a field of {path}: {hint}.", param=name, code="unsupported_field")
     first = errors[0]
     field = _place(first)[:1]
     of_field = (error for error in errors if _place(error)[:1] == field)
     worst = max(of_field, key=lambda error: (error["type"] == "too_long", len(_place(error))))
-    place = [part for part in _place(worst) if re.fullmatch(r"\w{1,64}", str(part))]
-    name = ".".join(map(str, place)) or None
+    name = _name(worst)
     if worst["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON ({worst['ctx']['error']}): send an object.")
     if worst["type"] == "extra_forbidden":
         name = name or f"{_place(worst)[-1]!r:.64}"
         reason = "this server does not support the field, and would ignore it: drop it."
+        if near := get_close_matches(name, _FIELDS, n=1, cutoff=0.8):
+            reason = f"there is no such field: did you mean {_FIELDS[near[0]]}?"
         return ApiError(400, f"{name}: {reason}", param=name, code="unsupported_field")
     if name is None:
-        return ApiError(400, "the body must be a JSON object, sent as application/json.")
+        kind = request.headers.get("content-type")
+        if worst["type"] == "missing":
+            return ApiError(400, "the body is empty: send a JSON object.")
+        if kind is None or "json" not in kind:
+            sent = f"the content type is {kind!r:.80}" if kind else "there is no content type"
+            return ApiError(400, f"{sent}: send the header content-type: application/json.")
+        return ApiError(400, "the body must be a JSON object.")
     given = f"; got {worst['input']!r:.100}" if isinstance(worst["input"], (int, float, str)) else ""
-    rule = worst["msg"][0].lower() + worst["msg"][1:]
+    rule = _RULES.get(worst["type"]) or worst["msg"][0].lower() + worst["msg"][1:]
     return ApiError(400, f"{name}: {rule}{given}.", param=name, code=worst["type"])
+
+
+def _name(error: Any) -> str | None:
+    """The field at fault, with its place in lists and objects; None for the body as a whole, or a field without a
+    proper name."""
+    place = [str(part) for part in _place(error) if re.fullmatch(r"\w{1,64}", str(part)) and part not in _VARIANTS]
+    return ".".join(place) or None
 
 
 def _place(error: Any) -> tuple[int | str, ...]:

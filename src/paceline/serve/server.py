@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import signal
 import socket
 import threading
@@ -16,32 +17,39 @@ from fastapi import FastAPI
 from paceline.errors import ConfigError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_GRACE_SECONDS = 5.0  # for what is over to reach the clients, on top of the time to drain
+_GRACE_SECONDS = 5  # for what is over to reach the clients
+_FORCED_SECONDS = 2.0  # the same after a second signal
+
+_log = logging.getLogger("paceline.serve")
 
 
 class Server(uvicorn.Server):
     """A uvicorn server that stops the engine first: what runs has settings.drain_seconds to finish.
 
-    A second signal ends it at once.
+    A second signal ends what runs at once.
     """
 
     def __init__(self, app: FastAPI) -> None:
         self._service = app.state.service
+        self._hurried = False
         config = uvicorn.Config(
             app,
             log_level="warning",
             access_log=False,  # the app logs each request itself, with its tokens
-            timeout_graceful_shutdown=int(self._service.settings.drain_seconds + _GRACE_SECONDS),
+            timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         super().__init__(config)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Takes no more requests; each running one ends with an output before its connection is closed."""
-        drained = asyncio.ensure_future(self._service.engine.close(self._service.settings.drain_seconds))
-        forced = asyncio.ensure_future(self._close_if_forced())
+        """Each running request ends with an output; until then new ones, and /health, are told 503."""
+        engine, seconds = self._service.engine, self._service.settings.drain_seconds
+        stats = engine.stats()
+        if left := stats.num_running + stats.num_waiting:
+            _log.info("stopping: what runs (%d) has up to %g s to finish; a second signal ends it now", left, seconds)
+        hurried = asyncio.ensure_future(self._close_if_hurried())
+        await engine.close(seconds)
         await super().shutdown(sockets)
-        await drained
-        forced.cancel()
+        hurried.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -58,13 +66,15 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """The first signal lets requests finish, the second does not."""
-        self.force_exit = self.should_exit
+        self._hurried = self.should_exit
         self.should_exit = True
 
-    async def _close_if_forced(self) -> None:
-        while not self.force_exit:
+    async def _close_if_hurried(self) -> None:
+        while not self._hurried:
             await asyncio.sleep(0.1)  # a signal handler may not wake the loop by itself
         await self._service.engine.close(drain_seconds=0.0)
+        await asyncio.sleep(_FORCED_SECONDS)
+        self.force_exit = True  # who has not read its last event by now is cut off
 
 
 def listen(host: str, port: int) -> socket.socket:
