@@ -163,7 +163,7 @@ def draw(folder: Path) -> None:
 
 
 def main() -> None:
-    renew("README.md", readme_table.render(read("smollm2-135m")), name="benchmark")
+    renew("README.md", readme_table.render(read("smollm2-135m"), by_category=False), name="benchmark")
     page = ROOT / PAGE
     page.write_text(render(), encoding="utf-8")
     draw(page.parent)

@@ -8,14 +8,18 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
+COLUMNS = (
+    *("tokens/s", "all", "vs baseline", "vs own plain", "ids as plain", "decoding only"),
+    "prefill of 1,000 tokens",
+)
 RATES = ("tokens_per_second", "decode_tokens_per_second", "prefill_tokens_per_second")  # kept for each repeat
 
 
-def render(results: dict[str, Any]) -> str:
+def render(results: dict[str, Any], *, by_category: bool = True) -> str:
     """A Markdown table in tokens per second, whole requests, with its conditions above."""
     settings, environment, systems = results["settings"], results["environment"], results["systems"]
     rates = {name: own["tokens_per_second"] for name, own in results["repeats"].items()}
-    categories = list(next(iter(systems.values()))["by_category"])
+    categories = list(next(iter(systems.values()))["by_category"]) if by_category else []
     baseline = next((name for name in systems if not name.startswith("Paceline")), next(iter(systems)))
     memory = round((environment["memory_bytes"] or 0) / 2**30)
     count, each = settings["repeats"], settings["per_category"]
@@ -27,9 +31,8 @@ def render(results: dict[str, Any]) -> str:
         f"{environment['cores']} cores, {memory} GiB; median of {count} interleaved runs, their range in brackets; "
         f"ratios are taken within each run. Baseline: {baseline}.",
         "",
-        f"| tokens/s | all | vs baseline | vs own plain | ids as plain | decoding only | prefill of 1,000 tokens | "
-        f"{' | '.join(categories)} |",
-        "|---" * (7 + len(categories)) + "|",
+        f"| {' | '.join([*COLUMNS, *categories])} |",
+        "|---" * (len(COLUMNS) + len(categories)) + "|",
     ]
     for name, section in systems.items():
         plain = plain_name(name)

@@ -36,6 +36,8 @@ class LastFollower(Drafter):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python examples/plugin_drafter.py MODEL PROMPT")
     model, prompt = sys.argv[1:]
     llm = LLM(model, speculation={"method": "plugin_drafter:LastFollower", "options": {"max_length": 4}})
     [output] = llm.generate(prompt)

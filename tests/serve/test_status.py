@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from live_server import TOKENIZER, serving, toy
 from paceline.draft.ngram import NgramDrafter
+from paceline.serve.record import RequestRecord
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
 
@@ -114,3 +115,10 @@ def test_the_log(caplog):
     assert re.fullmatch(r"GET /v1/nothing 404, \d+ ms", lines[0])
     assert re.fullmatch(r"POST /v1/completions 200 3\+4 tokens, acceptance length 1\.00, length, \d+ ms", lines[1])
     assert len(lines) == 2
+
+
+def test_the_log_says_when_a_client_left():
+    record = RequestRecord("POST", "/v1/completions", status=200)
+    assert "left" not in record.line()
+    record.left = True
+    assert record.line().startswith("POST /v1/completions 200, client left, ")

@@ -25,6 +25,7 @@ class RequestRecord:
     num_output_tokens: int = 0
     acceptance_length: float | None = None  # None = nothing was generated
     finish_reasons: tuple[str, ...] = ()
+    left: bool = False  # the client, in mid-stream
 
     @property
     def seconds(self) -> float:
@@ -46,6 +47,8 @@ class RequestRecord:
                 f" {self.num_prompt_tokens}+{self.num_output_tokens} tokens,"
                 f" acceptance length {self.acceptance_length:.2f}, {reasons}"
             )
+        if self.left:
+            text += ", client left"
         return f"{text}, {1e3 * self.seconds:.0f} ms"
 
 

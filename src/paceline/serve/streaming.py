@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from paceline.engine.request_stream import RequestStream
 from paceline.serve.disconnect import ClientGone, while_connected
 from paceline.serve.errors import as_api_error
 from paceline.serve.generation import close
+from paceline.serve.record import record_of
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # no proxy is to hold back or keep events
 
@@ -40,8 +41,9 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with aclosing(self._events):
-                with suppress(ClientGone):
-                    await while_connected(receive, self._send(send))
+                await while_connected(receive, self._send(send))
+        except ClientGone:
+            record_of(scope).left = True
         finally:
             await close(self._streams)
 
