@@ -11,12 +11,12 @@ import numpy as np
 from paceline.draft.successors import SuccessorTable, can_save
 from paceline.errors import ConfigError
 from paceline.interfaces import Drafter
-from paceline.types import Draft, Observation, RequestView
+from paceline.types import Draft, Observation, RequestView, Verdict
 
-LEAST_REACH = (
-    0.15  # a node less likely to be reached costs more than it brings, where a pass over 8 rows takes half more
-)
+LEAST_REACH = 0.15  # less likely nodes cost more than they bring, where a pass over 8 rows takes half more
 LEAST_OFFERED = 0.08  # the same where a controller knows what rows cost
+_MOST_PENDING = 16  # steps that wait to be learned from
+_Seen = tuple[int, int, Draft | None, Verdict, np.ndarray]  # last two tokens, what became of the draft, and successors
 _Candidate = tuple[float, int, int, float, list[int], list[float], int]
 
 
@@ -62,22 +62,36 @@ class RecycleDrafter(Drafter):
             if self._path.exists():
                 self._table.load(self._path, fingerprint=fingerprint)
         self._read: set[str] = set()  # requests whose prompts are in the table
+        self._pending: list[list[_Seen]] = []  # steps since anybody asked: quicker learned from together
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
+        self._learn()
         return [self._grow(*_last_two(v.token_ids), budget) for v, budget in zip(views, budgets, strict=True)]
 
     def observe(self, step: Observation) -> None:
         for view in step.views:
             if view.request_id not in self._read and view.params.speculates:
                 self._read.add(view.request_id)
+                self._learn()
                 self._table.read_text(view.token_ids)
-        self._learn(step)
+        self._pending.append(
+            [
+                (*_last_two(view.token_ids), draft, verdict, said)
+                for view, draft, verdict, said in zip(
+                    step.views, step.drafts, step.verdicts, step.successors, strict=True
+                )
+                if verdict is not None and said is not None and view.params.speculates
+            ]
+        )
+        if len(self._pending) == _MOST_PENDING:
+            self._learn()
 
     def release(self, request_id: str) -> None:
         self._read.discard(request_id)
 
     def close(self) -> None:
         """Saves the table to its file, whole or not at all. Raises ConfigError if that cannot be written."""
+        self._learn()
         if self._path is not None:
             self._table.save(self._path, fingerprint=self._fingerprint)
 
@@ -111,13 +125,15 @@ class RecycleDrafter(Drafter):
             source=self.name,
         )
 
-    def _learn(self, step: Observation) -> None:
+    def _learn(self) -> None:
+        pending, self._pending = self._pending, []
+        for step in pending:
+            self._learn_from(step)
+
+    def _learn_from(self, step: list[_Seen]) -> None:
         dropped: list[tuple[int, int, list[int]]] = []  # before, token, what the target said would follow
         accepted: list[tuple[int, int, list[int]]] = []
-        for view, draft, verdict, said in zip(step.views, step.drafts, step.verdicts, step.successors, strict=True):
-            if verdict is None or said is None or not view.params.speculates:
-                continue
-            previous, root = _last_two(view.token_ids)
+        for previous, root, draft, verdict, said in step:
             tokens, before = [root], [previous]
             if draft is not None:
                 tokens += draft.token_ids.tolist()
