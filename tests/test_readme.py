@@ -80,5 +80,5 @@ def test_tables_are_the_measured_ones(monkeypatch):
     assert results_file.paste(README, table, name="benchmark") == README
     page = (ROOT / performance_page.PAGE).read_text(encoding="utf-8")
     assert page == performance_page.render(), "run benchmarks/performance_page.py"
-    for name in ("performance_page", "readme_table", "serving_table", "results_file", "quality"):
+    for name in ("performance_page", "readme_table", "results_file", "quality"):
         sys.modules.pop(name)

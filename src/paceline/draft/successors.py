@@ -43,8 +43,7 @@ class SuccessorTable:
         self._trials = np.full(2 * _NUM_STATES, _PRIOR_WEIGHT)
         self.rates = self._all_rates()
         # One element at a time these are several times faster than arrays.
-        self._rows, self._kind_view = memoryview(self.successors.reshape(-1)), memoryview(self.kinds)
-        self._key_view = memoryview(self._keys)
+        self._rows, self._kind_view, self._key_view = self.successors.reshape(-1).data, self.kinds.data, self._keys.data
 
     def look(self, before: int, token: int) -> tuple[list[int], int]:
         """Successors [width] of a token after the token `before` it, and the kind of their row.
