@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -185,6 +186,15 @@ def test_a_step_that_fails_is_a_500_and_the_next_request_runs(stream):
         assert live.post("/v1/completions", json=ENDLESS).status_code == 200
 
 
+@contextmanager
+def begun(live: Live) -> Iterator[Iterator[Any]]:
+    """The events of an endless completion after the first one."""
+    with httpx.stream("POST", live.url + "/v1/completions", json=ENDLESS | {"stream": True}, timeout=60) as response:
+        stream = events(response)
+        assert next(stream)["choices"][0]["text"]
+        yield stream
+
+
 @pytest.mark.parametrize("drain", [0.0, 60.0])
 def test_a_server_that_stops_ends_its_streams(drain, monkeypatch):
     closing = threading.Event()
@@ -201,11 +211,7 @@ def test_a_server_that_stops_ends_its_streams(drain, monkeypatch):
     gate = Gate(engine)
     with serving(engine, drain_seconds=drain) as live:
         gate.let(3)
-        with httpx.stream(
-            "POST", live.url + "/v1/completions", json=ENDLESS | {"stream": True}, timeout=60
-        ) as response:
-            stream = events(response)
-            assert next(stream)["choices"][0]["text"]
+        with begun(live) as stream:
             live.server.should_exit = True
             assert closing.wait(60)
             gate.let_all()
@@ -232,11 +238,7 @@ def test_a_server_that_drains_says_so_and_a_second_signal_ends_it(monkeypatch, c
     gate = Gate(engine)
     with serving(engine, drain_seconds=600.0) as live:
         gate.let(3)
-        with httpx.stream(
-            "POST", live.url + "/v1/completions", json=ENDLESS | {"stream": True}, timeout=60
-        ) as response:
-            stream = events(response)
-            assert next(stream)["choices"][0]["text"]
+        with begun(live) as stream:
             live.server.handle_exit(signal.SIGTERM, None)
             deadline = time.monotonic() + 60
             while live.get("/health").status_code != 503 and time.monotonic() < deadline:
