@@ -29,7 +29,7 @@ std::shared_ptr<uint8_t> map(size_t bytes) {
 }
 
 // The slab that small buffers are cut from, as long as one of them lives, and how much of it is taken.
-std::mutex slab_lock;
+std::recursive_mutex slab_lock;  // a buffer that there is no memory to keep track of is given back while it is held
 std::weak_ptr<uint8_t> last_slab;
 size_t slab_used;
 

@@ -157,7 +157,7 @@ void Model::prepare(Pass& pass) {
 // threads less to wait for, were all requests alike.
 int Model::queries_together(int queries, int num_requests) const {
   const int64_t heads = static_cast<int64_t>(num_requests) * config_.num_kv_heads, threads = threads_.num_threads();
-  int best = (queries + kMaxQueries - 1) / kMaxQueries;  // parts of the queries
+  int best = std::max(1, (queries + kMaxQueries - 1) / kMaxQueries);  // parts of the queries
   const auto rounds = [&](int parts) { return (heads * parts + threads - 1) / threads; };  // pieces of the busiest thread
   for (int parts = best + 1; parts <= std::min<int64_t>(queries, best + threads); parts++)
     if (rounds(parts) * best < rounds(best) * parts) best = parts;

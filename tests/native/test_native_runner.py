@@ -193,3 +193,9 @@ def test_two_runners_live_side_by_side() -> None:
     for _ in range(3):
         assert_same_bits(logits_of(first), alone[0])
         assert_same_bits(logits_of(second), alone[1])
+
+
+def test_a_request_may_have_no_tokens_in_a_pass():
+    runner = case_runner(next(iter(CASES)))
+    idle = {"tokens": TOKENS[:0], "context": 0, "table": range(12, 13)}
+    assert_same_bits(logits_of(runner, [idle, WHOLE]), logits_of(runner))

@@ -262,6 +262,12 @@ def test_a_key_that_is_no_text(locked):
         ("/v1/chat/completions", b"[]", "application/json", "must be a JSON object"),
         ("/v1/chat/completions", b'{"temprature": 1}', "application/json", "messages: missing"),
         ("/v1/completions", b'{"prompt": "ab", "temprature": 1}', "application/json", "did you mean temperature?"),
+        (
+            "/v1/completions",
+            b'{"prompt": "ab", "max_completion_tokens": 4}',
+            "application/json",
+            "here it is max_tokens",
+        ),
         ("/v1/completions", b'{"messages": []}', "application/json", "/v1/chat/completions"),
         ("/v1/chat/completions", b'{"prompt": "ab"}', "application/json", "/v1/completions"),
         ("/tokenize", b'{"text": "ab"}', "application/json", "send it as prompt"),

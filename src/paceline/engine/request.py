@@ -180,6 +180,8 @@ class Sequence:
                 (SAMPLE, np.uint32),
             )
             constants = tuple(np.full(count, value, dtype) for value, dtype in columns)
+            for values in constants:
+                values.flags.writeable = False
             if count <= _MANY_ROWS:
                 self._row_constants[count] = constants
         return constants

@@ -19,9 +19,11 @@ from paceline.serve.protocol import ChatRequest, CompletionRequest
 
 _log = logging.getLogger("paceline.serve")
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_MODELS = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
 _FIELDS = {name: name for name in (*ChatRequest.model_fields, *CompletionRequest.model_fields)}
 _ELSEWHERE = {  # fields that another route has
     ("/v1/completions", "messages"): "send them to /v1/chat/completions",
+    ("/v1/completions", "max_completion_tokens"): "here it is max_tokens",
     ("/v1/chat/completions", "prompt"): "send it to /v1/completions, or as messages",
     ("/tokenize", "text"): "send it as prompt, or messages",
     ("/v1/chat/completions", "response_format.schema"): "put it into response_format.json_schema.schema",
@@ -144,8 +146,9 @@ def _invalid(request: Request, errors: Sequence[Any]) -> ApiError:
     if worst["type"] == "extra_forbidden":
         name = name or f"{_place(worst)[-1]!r:.64}"
         reason = "this server does not support the field, and would ignore it: drop it."
-        if near := get_close_matches(name, _FIELDS, n=1, cutoff=0.8):
-            reason = f"there is no such field: did you mean {_FIELDS[near[0]]}?"
+        fields = _MODELS[path].model_fields if path in _MODELS and len(_place(worst)) == 1 else ()
+        if near := get_close_matches(name, fields, n=1, cutoff=0.8):
+            reason = f"there is no such field: did you mean {near[0]}?"
         return ApiError(400, f"{name}: {reason}", param=name, code="unsupported_field")
     if name is None:
         kind = request.headers.get("content-type")
