@@ -38,9 +38,7 @@ print("answer:", answer.choices[0].message.content)
 print("tokens a step:", answer.model_extra["metrics"]["speculative_decoding"]["mean_acceptance_length"])
 
 print("streamed: ", end="")
-for chunk in client.chat.completions.create(
-    model=model, messages=[question], max_tokens=32, temperature=0, stream=True
-):
+for chunk in client.chat.completions.create(model=model, messages=[order], max_tokens=48, temperature=0, stream=True):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 print()
 
