@@ -28,6 +28,7 @@ std::pair<nb::object, T*> new_array(std::initializer_list<size_t> shape) {
 }
 
 void bind_bandwidth(nb::module_& module);
+void bind_drafting(nb::module_& module);
 void bind_model(nb::module_& module);
 void bind_pack(nb::module_& module);
 void bind_sampling(nb::module_& module);

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 from itertools import islice
+from typing import cast
+
+import numpy as np
+
+try:
+    from paceline import _native
+except ImportError:  # not built: the class below does the same
+    _native = None
 
 ROOT = 0  # the state of the empty string
 NO_STATE = -1
 SEPARATOR = -1  # stands between texts that share an automaton; not a token, so no text runs across it
 _NO_TOKEN = -2
+_MAX_FOLLOWERS = 64  # looked at after a string: a token that is frequent there is among the first to appear
+_UNSEEN = 2.0  # over m: the weight, in occurrences, of tokens that never followed a string of m tokens
 
 
 class SuffixAutomaton:
@@ -106,8 +117,52 @@ class SuffixAutomaton:
                 state, length = target, length + 1
         return state, length
 
-    def append(self, token: int) -> None:
-        """One more token at the text's end."""
+    def grow(
+        self, state: int, length: int, num_nodes: int, *, min_probability: float, chain: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """The num_nodes likeliest nodes after the state's string of `length` tokens, the likeliest first, none with a
+        path less likely than min_probability: token_ids and parents [N] int32 and confidence [N], and the sum of the
+        paths' probabilities. chain: only the likeliest follower of each."""
+        token_ids: list[int] = []
+        parents: list[int] = []
+        confidence: list[float] = []
+        # (-probability of the path, -latest occurrence), then the node: the likeliest first, of equals the newest.
+        frontier: list[tuple[float, int, int, float, int, int, int]] = []
+        parent, path_probability, score = -1, 1.0, 0.0
+        while len(token_ids) < num_nodes:
+            while state != ROOT and self.num_followed(state) == 0:  # occurs at the text's end only
+                state, length = self.longest_suffix(state)
+            if state != ROOT:
+                total = self.num_followed(state) + _UNSEEN / length
+                followers = self.followers(state, limit=_MAX_FOLLOWERS)
+                for count, latest, token, target in (max(followers),) if chain else followers:
+                    probability = count / total
+                    path = path_probability * probability
+                    if path >= min_probability and token != SEPARATOR:
+                        heappush(frontier, (-path, -latest, token, probability, parent, target, length + 1))
+            if not frontier:
+                break
+            negative, _, token, probability, grown_from, state, length = heappop(frontier)
+            path_probability = -negative
+            score += path_probability
+            parent = len(token_ids)
+            token_ids.append(token)
+            parents.append(grown_from)
+            confidence.append(probability)
+            state, length = self.shorten(state, length, to=self.max_length - 1)
+        return (
+            np.array(token_ids, dtype=np.int32),
+            np.array(parents, dtype=np.int32),
+            np.array(confidence, dtype=float),
+            score,
+        )
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """More tokens at the text's end."""
+        for token in tokens:
+            self._append(token)
+
+    def _append(self, token: int) -> None:
         lengths, links, first_tokens = self._lengths, self._links, self._first_tokens
         self.num_tokens += 1
         new = self._new_state(self.num_tokens)
@@ -167,12 +222,21 @@ class SuffixAutomaton:
             latest[state] = self.num_tokens
             state = links[state]
 
-    def check_integrity(self) -> None:
-        """Recounts sizes and occurrences. Raises AssertionError if anything is off."""
-        assert self.num_states <= 2 * self.num_tokens + 1, f"{self.num_states} states of {self.num_tokens} tokens"
-        for state, link in enumerate(self._links):
-            shortest = 0 if state == ROOT else self._lengths[link] + 1
-            assert shortest <= self._lengths[state], f"state {state} links to {link}, which is no shorter"
-            if shortest < self.max_length:
-                followed = sum(count for count, *_ in self.followers(state, limit=self.num_states))
-                assert followed == self.num_followed(state), f"state {state} is followed {followed} times"
+
+def check_integrity(automaton: SuffixAutomaton) -> None:
+    """Recounts sizes and occurrences. Raises AssertionError if anything is off."""
+    num_states, num_tokens = automaton.num_states, automaton.num_tokens
+    assert num_states <= 2 * num_tokens + 1, f"{num_states} states of {num_tokens} tokens"
+    for state in range(num_states):
+        link, longest = automaton.longest_suffix(state) if state != ROOT else (NO_STATE, -1)
+        assert longest < automaton.length(state), f"state {state} links to {link}, which is no shorter"
+        if longest + 1 < automaton.max_length:
+            followed = sum(count for count, *_ in automaton.followers(state, limit=num_states))
+            assert followed == automaton.num_followed(state), f"state {state} is followed {followed} times"
+
+
+def suffix_automaton(*, max_length: int) -> SuffixAutomaton:
+    """The extension's where that is built: it does the same, and sooner."""
+    if _native is None:
+        return SuffixAutomaton(max_length=max_length)
+    return cast("SuffixAutomaton", _native.SuffixAutomaton(max_length=max_length))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from paceline.draft.successor_rows import Seen
 from paceline.draft.successors import SuccessorTable, can_save
 from paceline.errors import ConfigError
 from paceline.interfaces import Drafter
@@ -16,8 +16,7 @@ from paceline.types import Draft, Observation, RequestView, Verdict
 LEAST_REACH = 0.15  # less likely nodes cost more than they bring, where a pass over 8 rows takes half more
 LEAST_OFFERED = 0.08  # the same where a controller knows what rows cost
 _MOST_PENDING = 16  # steps that wait to be learned from
-_Seen = tuple[int, int, Draft | None, Verdict, np.ndarray]  # last two tokens, what became of the draft, and successors
-_Candidate = tuple[float, int, int, float, list[int], list[float], int]
+_NOTHING = np.zeros(0, dtype=np.int32)
 
 
 class RecycleDrafter(Drafter):
@@ -62,7 +61,7 @@ class RecycleDrafter(Drafter):
             if self._path.exists():
                 self._table.load(self._path, fingerprint=fingerprint)
         self._read: set[str] = set()  # requests whose prompts are in the table
-        self._pending: list[list[_Seen]] = []  # steps since anybody asked: quicker learned from together
+        self._pending: list[Iterator[Seen]] = []  # steps since anybody asked: quicker learned from together
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         self._learn()
@@ -74,15 +73,7 @@ class RecycleDrafter(Drafter):
                 self._read.add(view.request_id)
                 self._learn()
                 self._table.read_text(view.token_ids)
-        self._pending.append(
-            [
-                (*_last_two(view.token_ids), draft, verdict, said)
-                for view, draft, verdict, said in zip(
-                    step.views, step.drafts, step.verdicts, step.successors, strict=True
-                )
-                if verdict is not None and said is not None and view.params.speculates
-            ]
-        )
+        self._pending.append(_seen(step.views, step.drafts, step.verdicts, step.successors))
         if len(self._pending) == _MOST_PENDING:
             self._learn()
 
@@ -96,57 +87,29 @@ class RecycleDrafter(Drafter):
             self._table.save(self._path, fingerprint=self._fingerprint)
 
     def _grow(self, before: int, root: int, budget: int) -> Draft | None:
-        """The `budget` nodes that are likeliest to be reached, best first."""
-        look, rates = self._table.look, self._table.rates
-        tokens: list[int] = []
-        parents: list[int] = []
-        confidence: list[float] = []
-        # Candidates: -path probability, parent, rank among the parent's successors; then the parent's path probability,
-        # successors, their rates and its token. A candidate brings in the next rank and its own first successor.
-        said, kind = look(before, root)
-        heap: list[_Candidate] = [(-rates[kind][0], -1, 0, 1.0, said, rates[kind], root)] if said[0] >= 0 else []
-        while heap and len(tokens) < budget and -heap[0][0] >= self._least_reach:
-            minus_reach, parent, rank, above, said, own, before = heapq.heappop(heap)
-            node, token = len(tokens), said[rank]
-            tokens.append(token)
-            parents.append(parent)
-            confidence.append(own[rank])
-            if not self._chain and rank + 1 < len(said) and said[rank + 1] >= 0:
-                heapq.heappush(heap, (-above * own[rank + 1], parent, rank + 1, above, said, own, before))
-            below, kind = look(before, token)
-            if below[0] >= 0:
-                heapq.heappush(heap, (minus_reach * rates[kind][0], node, 0, -minus_reach, below, rates[kind], token))
-        if not tokens:
-            return None
-        return Draft(
-            token_ids=np.array(tokens, dtype=np.int32),
-            parents=np.array(parents, dtype=np.int32),
-            confidence=np.array(confidence),
-            source=self.name,
+        tokens, parents, confidence = self._table.rows.grow(
+            before, root, budget, least_reach=self._least_reach, chain=self._chain
         )
+        return Draft(tokens, parents, confidence=confidence, source=self.name) if len(tokens) else None
 
     def _learn(self) -> None:
         pending, self._pending = self._pending, []
         for step in pending:
-            self._learn_from(step)
-
-    def _learn_from(self, step: list[_Seen]) -> None:
-        dropped: list[tuple[int, int, list[int]]] = []  # before, token, what the target said would follow
-        accepted: list[tuple[int, int, list[int]]] = []
-        for previous, root, draft, verdict, said in step:
-            tokens, before = [root], [previous]
-            if draft is not None:
-                tokens += draft.token_ids.tolist()
-                before += [tokens[parent + 1] for parent in draft.parents.tolist()]
-            path = [0, *(1 + node for node in verdict.path)]
-            for row, following in zip(path, [*(tokens[row] for row in path[1:]), verdict.final_token], strict=True):
-                self._table.count(before[row], tokens[row], following)
-            on_path = set(path)
-            for row, entry in enumerate(zip(before, tokens, said.tolist(), strict=True)):
-                (accepted if row in on_path else dropped).append(entry)
-        self._table.write_few([*dropped, *accepted])  # of a token's rows in one pass, the one in the text counts
+            self._table.rows.learn(list(step))
 
 
 def _last_two(token_ids: np.ndarray) -> tuple[int, int]:
     """The last token and the one before it, -1 where there is none."""
     return int(token_ids[-2]) if len(token_ids) > 1 else -1, int(token_ids[-1])
+
+
+def _seen(
+    views: Sequence[RequestView],
+    drafts: Sequence[Draft | None],
+    verdicts: Sequence[Verdict | None],
+    successors: Sequence[np.ndarray | None],
+) -> Iterator[Seen]:
+    for view, draft, verdict, said in zip(views, drafts, verdicts, successors, strict=True):
+        if verdict is not None and said is not None and view.params.speculates:
+            nodes = (_NOTHING, _NOTHING) if draft is None else (draft.token_ids, draft.parents)
+            yield Seen(*_last_two(view.token_ids), *nodes, verdict.path, verdict.final_token, said)

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from paceline.draft.successor_rows import CHANGED, CONFIRMED, FIRST, MIX, NUM_PAIRS, NUM_STATES, successor_rows
 from paceline.errors import ConfigError
 
-_NUM_PAIRS = 1 << 16
-_MIX = 0x9E3779B1  # odd, so that first tokens spread over all slots, and beyond any vocabulary, so that no keys collide
-_FIRST, _CONFIRMED, _CHANGED = 0, 1, 2  # what the last writing of a row did to its best successor
-_NUM_STATES = 3
 _PRIOR_WEIGHT = 10.0
 _PRIOR_RATES = (0.5, 0.1, 0.05, 0.03, 0.02, 0.015, 0.01, 0.01)  # of the best successor, the second, ...
 
@@ -26,81 +20,33 @@ class SuccessorTable:
 
     A pair that falls on another's place takes it. Rows are numbered: pairs first, then tokens. Each has a kind, which
     tells pairs from tokens and whether its best successor was the same the time before; of each kind is counted how
-    often each rank came true.
+    often each rank came true. Whole texts are read here; `rows` is for one row at a time.
 
-    successors [rows, width] int32, -1 = unknown; kinds [rows] uint8; rates [kinds][width]: how often one is right,
-    by the kind of its row and its rank: below 1, and never more than the rank before it, which a few chance hits could
-    make it seem.
+    successors [rows, width] int32, -1 = unknown; kinds [rows] uint8.
     """
 
     def __init__(self, *, vocab_size: int, width: int) -> None:
         self._width = width
-        self.successors = np.full((_NUM_PAIRS + vocab_size, width), -1, dtype=np.int32)
-        self.kinds = np.zeros(_NUM_PAIRS + vocab_size, dtype=np.uint8)
-        self.kinds[_NUM_PAIRS:] = _NUM_STATES
-        self._keys = np.full(_NUM_PAIRS, -1, dtype=np.int64)
-        self._hits = np.tile(_PRIOR_WEIGHT * np.resize(_PRIOR_RATES, width), (2 * _NUM_STATES, 1))  # [kinds, width]
-        self._trials = np.full(2 * _NUM_STATES, _PRIOR_WEIGHT)
-        self.rates = self._all_rates()
-        # One element at a time these are several times faster than arrays.
-        self._rows, self._kind_view, self._key_view = self.successors.reshape(-1).data, self.kinds.data, self._keys.data
-
-    def look(self, before: int, token: int) -> tuple[list[int], int]:
-        """Successors [width] of a token after the token `before` it, and the kind of their row.
-
-        It is the pair's where the pair is known, and otherwise the token's.
-        """
-        key = before * _MIX + token
-        slot = key & (_NUM_PAIRS - 1)
-        row = slot if self._key_view[slot] == key else token + _NUM_PAIRS
-        return self._rows[row * self._width : (row + 1) * self._width].tolist(), self._kind_view[row]
-
-    def count(self, before: int, token: int, following: int) -> None:
-        """Notes what came after a token that came after `before`, to tell how far the row can be trusted."""
-        said, kind = self.look(before, token)
-        if said[0] >= 0:
-            self._trials[kind] += 1.0
-            if following in said:
-                self._hits[kind, said.index(following)] += 1.0
-            self.rates[kind] = self._rates_of(kind)
-
-    def _rates_of(self, kind: int) -> list[float]:
-        trials = self._trials[kind].item() + 1.0
-        return list(accumulate((hits / trials for hits in self._hits[kind].tolist()), min))
-
-    def _all_rates(self) -> list[list[float]]:
-        return [self._rates_of(kind) for kind in range(2 * _NUM_STATES)]
-
-    def write_few(self, rows: Sequence[tuple[int, int, list[int]]]) -> None:
-        """What `write` does, of (before, token, successors [width]) one by one: faster for the rows of a step."""
-        pairs = {(before, token): successors for before, token, successors in rows}
-        for (before, token), successors in pairs.items():
-            key = before * _MIX + token
-            slot = key & (_NUM_PAIRS - 1)
-            known = self._key_view[slot] == key
-            self._key_view[slot] = key
-            self._put(slot, 0, successors, known=known)
-        for token, successors in {token: successors for _, token, successors in rows}.items():
-            self._put(token + _NUM_PAIRS, _NUM_STATES, successors, known=True)
-
-    def _put(self, row: int, first_kind: int, successors: list[int], *, known: bool) -> None:
-        at = row * self._width
-        old = self._rows[at] if known else -1
-        self._kind_view[row] = first_kind + (_FIRST if old < 0 else _CONFIRMED if old == successors[0] else _CHANGED)
-        self._rows[at : at + self._width] = array("i", successors)
+        self.successors = np.full((NUM_PAIRS + vocab_size, width), -1, dtype=np.int32)
+        self.kinds = np.zeros(NUM_PAIRS + vocab_size, dtype=np.uint8)
+        self.kinds[NUM_PAIRS:] = NUM_STATES
+        self._keys = np.full(NUM_PAIRS, -1, dtype=np.int64)
+        self._hits = np.tile(_PRIOR_WEIGHT * np.resize(_PRIOR_RATES, width), (2 * NUM_STATES, 1))  # [kinds, width]
+        self._trials = np.full(2 * NUM_STATES, _PRIOR_WEIGHT)
+        self.rows = successor_rows(**self._arrays())
 
     def write(self, before: np.ndarray, tokens: np.ndarray, successors: np.ndarray) -> None:
         """Successors [M, width] of tokens [M], each after the token `before` it; the last one wins where some agree."""
-        keys = before * _MIX + tokens
-        slots = keys & (_NUM_PAIRS - 1)
+        keys = before * MIX + tokens
+        slots = keys & (NUM_PAIRS - 1)
         replaced = slots[self._keys[slots] != keys]
         self.successors[replaced] = -1
         self._keys[slots] = keys
-        rows = np.concatenate([slots, tokens + _NUM_PAIRS])
+        rows = np.concatenate([slots, tokens + NUM_PAIRS])
         successors = np.concatenate([successors, successors])
         old, new = self.successors[rows, 0], successors[:, 0]
-        state = np.where(old < 0, _FIRST, np.where(old == new, _CONFIRMED, _CHANGED))
-        self.kinds[rows] = state + _NUM_STATES * (rows >= _NUM_PAIRS)
+        state = np.where(old < 0, FIRST, np.where(old == new, CONFIRMED, CHANGED))
+        self.kinds[rows] = state + NUM_STATES * (rows >= NUM_PAIRS)
         self.successors[rows] = successors
 
     def read_text(self, token_ids: np.ndarray) -> None:
@@ -108,9 +54,9 @@ class SuccessorTable:
         if len(token_ids) < 3:
             return
         before, tokens, following = (token_ids[i : len(token_ids) - 2 + i].astype(np.int64) for i in range(3))
-        keys = before * _MIX + tokens
-        slots = keys & (_NUM_PAIRS - 1)
-        rows = self.successors[np.where(self._keys[slots] == keys, slots, tokens + _NUM_PAIRS)]
+        keys = before * MIX + tokens
+        slots = keys & (NUM_PAIRS - 1)
+        rows = self.successors[np.where(self._keys[slots] == keys, slots, tokens + NUM_PAIRS)]
         # Moved to the front: what stood before its old place, or before the last one if it had none, moves back by one.
         found = rows == following[:, None]
         old_place = np.where(found.any(axis=1), found.argmax(axis=1), self._width - 1)
@@ -163,16 +109,16 @@ class SuccessorTable:
             )
         for name, own in arrays.items():
             own[...] = saved[name]
-        self.rates = self._all_rates()
+        self.rows = successor_rows(**self._arrays())  # whose rates are others now
 
     def _is_sound(self, saved: dict[str, np.ndarray]) -> bool:
-        vocab_size = len(self.successors) - _NUM_PAIRS
+        vocab_size = len(self.successors) - NUM_PAIRS
         successors, kinds = saved["successors"], saved["kinds"]
         hits, trials = saved["hits"], saved["trials"]
         return bool(
             successors.min() >= -1
             and successors.max() < vocab_size
-            and kinds.max() < 2 * _NUM_STATES
+            and kinds.max() < 2 * NUM_STATES
             and np.isfinite(trials).all()
             and hits.min() >= 0
             and (hits.sum(axis=1) <= trials).all()

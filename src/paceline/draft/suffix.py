@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 
-from paceline.draft.automaton import ROOT, SEPARATOR, SuffixAutomaton
+from paceline.draft.automaton import ROOT, SuffixAutomaton, suffix_automaton
 from paceline.draft.suffix_store import SuffixStore
 from paceline.interfaces import Drafter
 from paceline.types import Draft, Observation, RequestView
 
 MAX_LENGTH = 32  # tokens of the longest string that is counted, the guessed one included
 _MAX_SUFFIXES = 2  # lengths tried in each automaton: a third gained nothing
-_MAX_FOLLOWERS = 64  # looked at after a string: a token that is frequent there is among the first to appear
-_UNSEEN = 2.0  # over m: the weight, in occurrences, of tokens that never followed a string of m tokens
 
 
 class _Match(NamedTuple):
@@ -26,16 +23,6 @@ class _Match(NamedTuple):
     automaton: SuffixAutomaton
     state: int
     length: int  # tokens, less than MAX_LENGTH
-
-
-class _Tree:
-    """A draft as it grows."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.parents: list[int] = []
-        self.confidence: list[float] = []
-        self.score = 0.0  # expected number of accepted nodes
 
 
 class SuffixDrafter(Drafter):
@@ -97,22 +84,20 @@ class SuffixDrafter(Drafter):
         return text
 
     def _draft(self, text: _Text, budget: int) -> Draft | None:
-        best = _Tree()
+        best: Draft | None = None
+        score = 0.0  # expected number of accepted nodes
         matches = [match for longest in self._longest_matches(text) for match in _suffixes(longest)]
-        for match in sorted(matches, key=lambda match: -match.length):
-            num_nodes = min(budget, int(self._factor * match.length + self._offset))
-            if num_nodes <= best.score:  # what is left cannot be better
+        for automaton, state, length in sorted(matches, key=lambda match: -match.length):
+            num_nodes = min(budget, int(self._factor * length + self._offset))
+            if num_nodes <= score:  # what is left cannot be better
                 break
-            tree = _grow(match, num_nodes, min_probability=self._min_probability, chain=self._chain)
-            best = max(best, tree, key=lambda tree: tree.score)
-        if not best.token_ids:
-            return None
-        return Draft(
-            token_ids=np.array(best.token_ids, dtype=np.int32),
-            parents=np.array(best.parents, dtype=np.int32),
-            confidence=np.array(best.confidence),
-            source=self.name,
-        )
+            *nodes, own_score = automaton.grow(
+                state, length, num_nodes, min_probability=self._min_probability, chain=self._chain
+            )
+            if own_score > score:
+                token_ids, parents, confidence = nodes
+                best, score = Draft(token_ids, parents, confidence=confidence, source=self.name), own_score
+        return best
 
     def _longest_matches(self, text: _Text) -> Iterator[_Match]:
         own = text.automaton
@@ -129,15 +114,14 @@ class _Text:
     def __init__(self, prompt_length: int) -> None:
         self.prompt_length = prompt_length
         self.token_ids: array[int] = array("i")
-        self.automaton = SuffixAutomaton(max_length=MAX_LENGTH)
+        self.automaton = suffix_automaton(max_length=MAX_LENGTH)
 
     def is_prefix_of(self, token_ids: np.ndarray) -> bool:
         return self.token_ids.tobytes() == token_ids[: len(self.token_ids)].tobytes()
 
     def extend(self, token_ids: list[int]) -> None:
         self.token_ids.extend(token_ids)
-        for token in token_ids:
-            self.automaton.append(token)
+        self.automaton.extend(token_ids)
 
 
 def _context(automaton: SuffixAutomaton, state: int, length: int) -> _Match:
@@ -152,35 +136,3 @@ def _suffixes(match: _Match) -> Iterator[_Match]:
             break
         yield match
         match = _Match(match.automaton, *match.automaton.longest_suffix(match.state))
-
-
-def _grow(match: _Match, num_nodes: int, *, min_probability: float, chain: bool) -> _Tree:
-    """The num_nodes likeliest nodes after the match; a path less likely than min_probability is not taken."""
-    automaton, state, length = match
-    tree = _Tree()
-    # (-probability of the path, -latest occurrence), then the node: the likeliest first, of equals the newest.
-    frontier: list[tuple[float, int, int, float, int, int, int]] = []
-    parent, path_probability = -1, 1.0
-    while True:
-        while state != ROOT and automaton.num_followed(state) == 0:  # occurs at the text's end only
-            state, length = automaton.longest_suffix(state)
-        if state != ROOT:
-            total = automaton.num_followed(state) + _UNSEEN / length
-            followers = automaton.followers(state, limit=_MAX_FOLLOWERS)
-            for count, latest, token, target in (max(followers),) if chain else followers:
-                probability = count / total
-                path = path_probability * probability
-                if path >= min_probability and token != SEPARATOR:
-                    heappush(frontier, (-path, -latest, token, probability, parent, target, length + 1))
-        if not frontier:
-            return tree
-        negative, _, token, probability, grown_from, state, length = heappop(frontier)
-        path_probability = -negative
-        tree.token_ids.append(token)
-        tree.parents.append(grown_from)
-        tree.confidence.append(probability)
-        tree.score += path_probability
-        parent = len(tree.token_ids) - 1
-        if parent + 1 == num_nodes:
-            return tree
-        state, length = automaton.shorten(state, length, to=MAX_LENGTH - 1)

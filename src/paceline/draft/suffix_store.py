@@ -5,14 +5,14 @@ from __future__ import annotations
 from array import array
 
 from paceline.config import at_least
-from paceline.draft.automaton import ROOT, SEPARATOR, SuffixAutomaton
+from paceline.draft.automaton import ROOT, SEPARATOR, SuffixAutomaton, check_integrity, suffix_automaton
 
 
 class _Generation:
     """Outputs of one stretch of time. An automaton cannot forget a text, so a generation is dropped as a whole."""
 
     def __init__(self, max_length: int) -> None:
-        self.automaton = SuffixAutomaton(max_length=max_length)
+        self.automaton = suffix_automaton(max_length=max_length)
         self.outputs: dict[str, tuple[int, int]] = {}  # request id -> tokens of its output stored so far, their hash
 
 
@@ -54,16 +54,14 @@ class SuffixStore:
             return
         if self._newer.automaton.num_tokens + len(new) + 1 > self._generation_tokens:
             self._older, self._newer = self._newer, _Generation(self._max_length)
-        for token in new:
-            self._newer.automaton.append(token)
-        self._newer.automaton.append(SEPARATOR)
+        self._newer.automaton.extend([*new, SEPARATOR])
         self._newer.outputs[request_id] = len(output_ids), hash(output_ids.tobytes())
 
     def check_integrity(self) -> None:
         """Recounts both generations. Raises AssertionError if anything is off."""
         for generation in (self._newer, self._older):
             automaton = generation.automaton
-            automaton.check_integrity()
+            check_integrity(automaton)
             assert automaton.num_tokens <= self._generation_tokens, f"{automaton.num_tokens} tokens in a generation"
             num_texts = automaton.count(automaton.target(ROOT, SEPARATOR)) if automaton.num_tokens else 0
             assert len(generation.outputs) <= num_texts, f"{len(generation.outputs)} requests in {num_texts} texts"
