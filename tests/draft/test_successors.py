@@ -43,7 +43,7 @@ def test_holds_the_latest_row_of_each_pair_and_of_each_token(passes):
         tokens |= {t: s for _, t, s in written}
         for b in range(-1, V):
             for t in range(V):
-                assert own.look(b, t)[0] == pairs.get((b, t), tokens.get(t, UNKNOWN))
+                assert own.rows.look(b, t)[0] == pairs.get((b, t), tokens.get(t, UNKNOWN))
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -52,23 +52,23 @@ def test_what_follows_in_a_text_comes_first(text, written):
     own = table()
     for row in written:
         write(own, *row)
-    known = {(b, t): own.look(b, t)[0] for b in range(-1, V) for t in range(V)}
+    known = {(b, t): own.rows.look(b, t)[0] for b in range(-1, V) for t in range(V)}
     own.read_text(np.array(text, dtype=np.int32))
     last = {(b, t): f for b, t, f in zip(text, text[1:], text[2:], strict=False)}
     for (b, t), following in last.items():
         others = [token for token in known[b, t] if token != following]
-        assert own.look(b, t)[0] == [following, *others][:WIDTH]
+        assert own.rows.look(b, t)[0] == [following, *others][:WIDTH]
 
 
 def test_a_row_knows_whether_its_best_successor_was_so_before():
     own = table()
     write(own, 1, 2, [5, 6, 7, 8])
-    first = own.look(1, 2)[1]
+    first = own.rows.look(1, 2)[1]
     write(own, 1, 2, [5, 8, 7, 6])
-    confirmed = own.look(1, 2)[1]
+    confirmed = own.rows.look(1, 2)[1]
     write(own, 1, 2, [6, 5, 7, 8])
-    changed = own.look(1, 2)[1]
-    of_the_token = own.look(0, 2)[1]
+    changed = own.rows.look(1, 2)[1]
+    of_the_token = own.rows.look(0, 2)[1]
     assert len({first, confirmed, changed, of_the_token}) == 4
 
 
@@ -77,33 +77,33 @@ def test_a_pair_takes_the_place_of_another_and_begins_anew():
     write(own, 3, 1, [5, 6, 7, 8])
     write(own, 3, 1, [5, 6, 7, 8])
     write(own, 3, 1 + (1 << 16), [5, 0, 1, 2])  # falls on the same place
-    assert own.look(3, 1 + (1 << 16)) == ([5, 0, 1, 2], table().look(0, 0)[1] - 3)
-    assert own.look(3, 1)[0] == [5, 6, 7, 8]  # the token's
+    assert own.rows.look(3, 1 + (1 << 16)) == ([5, 0, 1, 2], table().rows.look(0, 0)[1] - 3)
+    assert own.rows.look(3, 1)[0] == [5, 6, 7, 8]  # the token's
 
 
 def test_rates_are_what_came_true():
     own = table()
     write(own, 1, 2, [5, 6, 7, 8])
-    kind = own.look(1, 2)[1]
+    kind = own.rows.look(1, 2)[1]
     for following in [5] * 600 + [6] * 300 + [0] * 100:
-        own.count(1, 2, following)
-    assert own.rates[kind] == pytest.approx([0.6, 0.3, 0, 0], abs=0.01)
-    assert all(rates == table().rates[0] for other, rates in enumerate(own.rates) if other != kind)
+        own.rows.count(1, 2, following)
+    assert own.rows.rates[kind] == pytest.approx([0.6, 0.3, 0, 0], abs=0.01)
+    assert all(rates == table().rows.rates[0] for other, rates in enumerate(own.rows.rates) if other != kind)
     for _ in range(10_000):
-        own.count(1, 2, 5)
-    assert max(map(max, own.rates)) < 1
+        own.rows.count(1, 2, 5)
+    assert max(map(max, own.rows.rates)) < 1
 
 
 def test_a_place_where_nothing_is_known_is_not_counted():
     own = table()
-    own.count(1, 2, 5)
-    assert own.rates == table().rates
+    own.rows.count(1, 2, 5)
+    assert own.rows.rates == table().rows.rates
 
 
 def filled(path: Path) -> SuccessorTable:
     own = table()
     own.read_text(np.random.default_rng(0).integers(0, V, 100, dtype=np.int32))
-    own.count(1, 2, 5)
+    own.rows.count(1, 2, 5)
     own.save(path, fingerprint="abc")
     return own
 
@@ -111,8 +111,8 @@ def filled(path: Path) -> SuccessorTable:
 def test_a_file_gives_the_table_back(tmp_path):
     own, other = filled(tmp_path / "table.npz"), table()
     other.load(tmp_path / "table.npz", fingerprint="abc")
-    assert all(own.look(b, t) == other.look(b, t) for b in range(V) for t in range(V))
-    assert own.rates == other.rates
+    assert all(own.rows.look(b, t) == other.rows.look(b, t) for b in range(V) for t in range(V))
+    assert own.rows.rates == other.rows.rates
     assert [path.name for path in tmp_path.iterdir()] == ["table.npz"]
 
 
@@ -140,7 +140,7 @@ def test_a_damaged_file_is_refused_and_the_table_stays_as_it_is(tmp_path):
     np.save(tmp_path / "array.npy", np.zeros(3))
     with pytest.raises(ConfigError, match="delete it"):
         own.load(tmp_path / "array.npy", fingerprint="abc")
-    assert own.look(0, 0)[0] == UNKNOWN
+    assert own.rows.look(0, 0)[0] == UNKNOWN
 
 
 def test_a_file_with_tokens_beyond_the_vocabulary_is_refused(tmp_path):
@@ -166,21 +166,3 @@ def test_killed_while_saving(tmp_path):
     own.save(path, fingerprint="abc")
     for _ in kill_while_writing(lambda count: own.save(path, fingerprint="abc"), folder=tmp_path, scratch="*.partial"):
         table().load(path, fingerprint="abc")
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    steps=st.lists(
-        st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=9), max_size=6
-    )
-)
-def test_a_few_rows_are_written_like_many(steps) -> None:
-    """The same pair, and the same token after others, several times in one step among them."""
-    one_by_one, together = (SuccessorTable(vocab_size=6, width=4) for _ in range(2))
-    for step in steps:
-        rows = [(before, token, [best, 4, 5, -1]) for before, token, best in step]
-        one_by_one.write_few(rows)
-        before, tokens, successors = zip(*rows, strict=True)
-        together.write(np.array(before), np.array(tokens), np.array(successors, dtype=np.int32))
-    for name in ("successors", "kinds", "_keys"):
-        np.testing.assert_array_equal(getattr(one_by_one, name), getattr(together, name))

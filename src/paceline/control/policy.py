@@ -205,24 +205,26 @@ class CostPolicy:
     def observe(self, step: Observation) -> None:
         """Learns from a step: chances, costs, and what speculation gained."""
         before, self._step = self._step, _Step(Load(0, 0))
-        load, num_accepted = before.load, 0
-        nodes, keys = step.nodes_and_keys
-        rows, keys = load.rows + nodes, load.keys + keys
-        for i, view in enumerate(step.views):
-            emitted, proposed = step.emitted(i), before.proposed.get(view.request_id)
-            num_accepted += max(0, len(emitted) - 1)
-            if proposed is not None and emitted:
-                self.acceptance.observe(view.request_id, proposed, emitted)
+        load, drafting_seconds = before.load, before.drafting_seconds
+        rows, keys, num_accepted = load.rows, load.keys, 0
+        if before.proposed or any(step.drafts):
+            num_nodes, node_keys = step.nodes_and_keys
+            rows, keys = rows + num_nodes, keys + node_keys
+            for i, view in enumerate(step.views):
+                emitted, proposed = step.emitted(i), before.proposed.get(view.request_id)
+                num_accepted += max(0, len(emitted) - 1)
+                if proposed is not None and emitted:
+                    self.acceptance.observe(view.request_id, proposed, emitted)
         if not load.num_sequences:
             return
         # What the pass should have taken: a neighbour's hiccups are not speculation's losses
-        extra = self.costs.seconds(rows, keys) - self.costs.seconds(load.rows, load.keys)
-        saved = num_accepted / load.num_sequences * self._plain_seconds(load)
-        self.guard.note(step.seconds + before.drafting_seconds, lost=extra + before.drafting_seconds - saved)
+        plain = self.costs.seconds(load.rows, load.keys)
+        extra = self.costs.seconds(rows, keys) - plain if rows > load.rows else 0.0
+        saved = num_accepted / load.num_sequences * self._plain_seconds(load) if num_accepted else 0.0
+        self.guard.note(step.seconds + drafting_seconds, lost=extra + drafting_seconds - saved)
         if load.rows != load.num_sequences:
             return  # a prompt's tokens are in it, whose price is another
-        plain = self.costs.seconds(load.rows, load.keys)
-        gained = (plain + saved) / (plain + extra + before.drafting_seconds)
+        gained = (plain + saved) / (plain + extra + drafting_seconds)
         self._speedup += _RATE * (min(gained, 8.0) - self._speedup)
         self._since_plain = self._since_plain + 1 if rows > load.rows else 0
         self.costs.observe(rows, keys, step.seconds)

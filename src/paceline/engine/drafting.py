@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from paceline.cache.manager import CacheManager
 from paceline.draft.check import check_draft, check_list
@@ -74,40 +73,39 @@ class Drafting:
         """Tells controller and drafter of a step."""
         self._self_test.note(step.drafts, step.verdicts)
         self.controller.observe(step)
-        with self._guarded(step.views):
+        try:
             self.drafter.observe(step)
+        except Exception as error:
+            self._skip(error, step.views)
 
     def release(self, sequence_id: str) -> None:
         """The sequence is over or preempted."""
         self.controller.release(sequence_id)
-        with self._guarded(()):
-            self.drafter.release(sequence_id)
+        self._forget(sequence_id)
 
     def _ask(self, views: list[RequestView], budgets: list[int]) -> list[Draft | None]:
         name, vocab_size, chains_only = self.drafter.name, self._vocab_size, self._chains_only
-        with self._guarded(views):
+        try:
             drafts = self.drafter.propose(list(views), list(budgets))
             check_list(drafts, drafter=name, count=len(views))
             for draft, budget in zip(drafts, budgets, strict=True):
                 if draft is not None:
                     check_draft(draft, drafter=name, budget=budget, vocab_size=vocab_size, chains_only=chains_only)
             return list(drafts)
+        except Exception as error:
+            self._skip(error, views)
         return [None] * len(views)
 
-    @contextmanager
-    def _guarded(self, views: Sequence[RequestView]) -> Iterator[None]:
-        """Where errors are skipped, the drafter forgets these requests after one."""
+    def _forget(self, sequence_id: str) -> None:
         try:
-            yield
+            self.drafter.release(sequence_id)
         except Exception as error:
-            if not self.skip_errors:
-                raise
-            self._skip(error)
-            for view in views:
-                with self._guarded(()):
-                    self.drafter.release(view.request_id)
+            self._skip(error, ())
 
-    def _skip(self, error: Exception) -> None:
+    def _skip(self, error: Exception, views: Sequence[RequestView]) -> None:
+        """Where errors are skipped, the drafter forgets these requests; elsewhere raises the error."""
+        if not self.skip_errors:
+            raise error
         self.num_errors += 1
         if self.num_errors == 1:
             warnings.warn(
@@ -116,9 +114,14 @@ class Drafting:
                 PacelineWarning,
                 stacklevel=2,
             )
+        for view in views:
+            self._forget(view.request_id)
 
 
 def _load(plan: list[ScheduledSequence]) -> Load:
-    rows = sum(part.num_tokens for part in plan)
-    keys = sum(part.num_tokens * part.sequence.num_computed for part in plan)
-    return Load(sum(part.samples for part in plan), rows, keys)
+    sequences = rows = keys = 0
+    for part in plan:
+        sequences += part.samples
+        rows += part.num_tokens
+        keys += part.num_tokens * part.sequence.num_computed
+    return Load(sequences, rows, keys)
