@@ -37,7 +37,7 @@ MAX_NODES = 16
 class FrozenCosts(PassCosts):
     """Costs that no clock corrects."""
 
-    def observe(self, rows: int, keys: int, seconds: float) -> None:
+    def observe(self, rows: int, keys: int, contexts: int, seconds: float) -> None:
         pass
 
 

@@ -1,4 +1,4 @@
-// Memory for weights: zeroed, 64-byte aligned, on huge pages where the system has them. Small buffers that are made one
+// Memory for weights and K/V: zeroed, 64-byte aligned, on huge pages where the system has them. Small buffers made one
 // after another lie side by side, so that they fill such pages together.
 #pragma once
 

@@ -14,6 +14,7 @@ namespace paceline {
 
 constexpr int kTileRows = 16;  // rows of one GEMM tile
 constexpr int kMaxQueries = 16;  // of one attention task
+constexpr int kStretch = 32;   // tiles of a layer's K/V that lie side by side
 constexpr int kBlockRows = 4;  // rows of a register block, two panels wide: more of either would not fit
 
 // Inputs of a GEMM: rows as float32 and, for quantised weights, as int8 in groups of 32 with a scale each. The latter lie
@@ -43,6 +44,7 @@ struct KVPool {
   void* data = nullptr;
   float* scales = nullptr;
   int kv_heads = 0;
+  size_t stretch = 0;   // heads of kStretch tiles of all layers, which lie together: what is used of the pool does, too
   int dim = 0;
   int block_shift = 0;  // log2 of the tokens of a block
   int place_shift = 0;  // log2 of the places that a block takes, 16 at least
@@ -65,7 +67,10 @@ struct KVPool {
   }
 
  private:
-  size_t head_of(int64_t place, int head) const { return static_cast<size_t>(place / kLanes) * kv_heads + head; }
+  size_t head_of(int64_t place, int head) const {
+    const size_t tile = place / kLanes;
+    return tile / kStretch * stretch + tile % kStretch * kv_heads + head;
+  }
 };
 
 // Floats that an attention task works in: scores, then weights; rounded queries; scales of values.

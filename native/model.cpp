@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdlib>
 #include <new>
 
 #include "pack.hpp"
@@ -16,7 +15,6 @@ constexpr int kSerialRows = 2;         // up to here one thread does the work be
 constexpr int kPiecesPerThread = 4;    // pieces of a product, so that a delayed thread leaves its share to the others
 constexpr size_t kBlockBytes = 1 << 18;  // activations of the rows that go through a panel together, for the L2 cache
 constexpr int kLogitRows = 32;         // rows whose logits are held at once
-constexpr size_t kLine = 64;           // bytes of a cache line
 constexpr int kPanels = 2;             // that go through a product together
 
 size_t attention_stride(int keys) { return padded(keys + 3 * kLanes, kLanes); }
@@ -77,23 +75,22 @@ Model::Model(ModelConfig config, const Kernels& kernels, int num_threads)
   const bool wide = config_.kv_type == KVType::kI16;
   const size_t slots = static_cast<size_t>(config_.num_blocks) * std::max(config_.block_size, kLanes);
   const size_t data_bytes = 2 * dim_ * (wide ? 2 : 1), scale_bytes = 2 * sizeof(float);  // of a slot and head
-  const size_t rows = slots * config_.num_kv_heads, layers = config_.layers.size();
-  if (rows > (SIZE_MAX - kLine) / std::max<size_t>(layers, 1) / (data_bytes + scale_bytes)) throw std::bad_alloc();
-  // Pages are zeros until they are written: the pool takes the memory of what was used of it.
-  kv_.reset(std::calloc(1, layers * rows * (data_bytes + scale_bytes) + kLine));
-  if (kv_ == nullptr) throw std::bad_alloc();
-  auto* at = reinterpret_cast<uint8_t*>(padded(reinterpret_cast<uintptr_t>(kv_.get()), kLine));
-  for (size_t i = 0; i < layers; i++, at += rows * (data_bytes + scale_bytes)) {
-    pools_.push_back({.data = at,
-                      .scales = reinterpret_cast<float*>(at + rows * data_bytes),
+  const size_t own = kStretch * config_.num_kv_heads, stretch = own * config_.layers.size();
+  const size_t heads = padded(slots / kLanes, kStretch) / kStretch * stretch;  // of all tiles
+  if (slots > SIZE_MAX / 4 / std::max<size_t>(stretch, 1) / kLanes / (data_bytes + scale_bytes)) throw std::bad_alloc();
+  kv_ = Buffer(heads * kLanes * (data_bytes + scale_bytes));  // takes the memory of what was used of it
+  uint8_t* data = kv_.data();
+  auto* scales = reinterpret_cast<float*>(data + heads * kLanes * data_bytes);
+  for (size_t i = 0; i < config_.layers.size(); i++, data += own * kLanes * data_bytes, scales += own * kLanes * 2) {
+    pools_.push_back({.data = data,
+                      .scales = scales,
                       .kv_heads = config_.num_kv_heads,
+                      .stretch = stretch,
                       .dim = dim_,
                       .block_shift = std::countr_zero(static_cast<unsigned>(config_.block_size)),
                       .place_shift = std::countr_zero(static_cast<unsigned>(std::max(config_.block_size, kLanes)))});
   }
 }
-
-void Model::Free::operator()(void* p) const { std::free(p); }
 
 size_t Model::weight_bytes() const {
   size_t total = config_.head.bytes();

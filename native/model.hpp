@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "array.hpp"
+#include "buffer.hpp"
 #include "kernels.hpp"
 #include "rows.hpp"
 #include "sampling.hpp"
@@ -112,15 +113,12 @@ class Model {
   struct Scratch {  // of one thread
     Array<float> scores, head, outputs;
   };
-  struct Free {
-    void operator()(void* p) const;
-  };
 
   ModelConfig config_;
   const Kernels& kernels_;
   ThreadPool threads_;
   int dim_;  // head_dim padded to whole vectors
-  std::unique_ptr<void, Free> kv_;
+  Buffer kv_;
   std::vector<KVPool> pools_;  // one a layer
   Rows hidden_, normed_, residual_, q_, k_, v_, attended_, inner_, final_;
   Array<float> queries_, logits_;

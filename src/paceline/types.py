@@ -241,6 +241,7 @@ class Load:
     num_sequences: int  # that get a token from it
     rows: int
     keys: int = 0  # row by row, the tokens before it
+    contexts: int = 0  # sequence by sequence, the tokens before it, whose K/V its rows share
 
 
 @dataclass(frozen=True, slots=True)

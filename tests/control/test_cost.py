@@ -39,29 +39,29 @@ def test_it_follows_a_machine_that_has_become_slower_or_faster(factor, seed):
     for _ in range(600):
         rows = rng.choice([1, 2, 5, 8, 16])
         outlier = 20.0 if rng.random() < 0.05 else 1.0
-        costs.observe(rows, 0, true.seconds(rows) * factor * outlier)
+        costs.observe(rows, 0, 0, true.seconds(rows) * factor * outlier)
     for rows in (1, 4, 16):
         assert costs.seconds(rows) == pytest.approx(factor * true.seconds(rows), rel=0.35)
 
 
 def test_files():
-    costs = PassCosts(CURVE, seconds_per_key=1e-6)
+    costs = PassCosts(CURVE, seconds_per_key=1e-6, seconds_per_context=2e-6)
     again = PassCosts.from_json(costs.as_json())
-    assert [again.seconds(rows, 9) for rows in range(1, 99)] == pytest.approx(
-        [costs.seconds(rows, 9) for rows in range(1, 99)]
+    assert [again.seconds(rows, 9, 8) for rows in range(1, 99)] == pytest.approx(
+        [costs.seconds(rows, 9, 8) for rows in range(1, 99)]
     )
+
+
+GOOD = {"seconds": {"1": 1.0}, "seconds_per_key": 0.0, "seconds_per_context": 0.0}
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        None, [], {}, {"seconds": {}, "seconds_per_key": 0}, {"seconds": {"1": 1}},
-        {"seconds": 5, "seconds_per_key": 0},
-        {"seconds": {"1": -1}, "seconds_per_key": 0}, {"seconds": {"2": 1}, "seconds_per_key": 0},
-        {"seconds": {"a": 1}, "seconds_per_key": 0}, {"seconds": {"1": "nan"}, "seconds_per_key": 0},
-        {"seconds": {"1": 1}, "seconds_per_key": "inf"}, {"seconds": {"1": 10**400}, "seconds_per_key": 0},
-        {"seconds": {"1": 1, "9" * 30: 2}, "seconds_per_key": 0}, {"seconds": {"1": 5e-324}, "seconds_per_key": 0},
-        {"seconds": {"1": 1}, "seconds_per_key": 10**400},
+        None, [], {}, *({name: GOOD[name] for name in GOOD if name != missing} for missing in GOOD),
+        *(GOOD | {"seconds": seconds} for seconds in (
+            {}, 5, {"1": -1}, {"2": 1}, {"a": 1}, {"1": "nan"}, {"1": 1, "9" * 30: 2}, {"1": 5e-324})),
+        *(GOOD | {name: own} for name in GOOD if name != "seconds" for own in ("inf", 10**400, -1, None)),
     ],
 )  # fmt: skip
 def test_other_files(value):
@@ -82,17 +82,35 @@ def test_few_measured_passes_do_not_swing():
     costs = PassCosts({1: 0.04, 2: 0.05})
     estimates = []
     for step in range(2000):
-        costs.observe(17, 0, 1.0)
+        costs.observe(17, 0, 0, 1.0)
         if step > 1000:
             estimates.append(costs.seconds(17))
     assert min(estimates) > 0.5
     assert max(estimates) < 1.1 * min(estimates)
 
 
+def test_what_lies_beyond_moves_along():
+    """Or passes that take longer than they did would make the next rows look cheap."""
+    costs = PassCosts(CURVE)
+    for _ in range(2000):
+        costs.observe(8, 0, 0, 14e-3)
+    assert costs.seconds(8) == pytest.approx(14e-3, rel=0.05)
+    assert costs.seconds(16) - costs.seconds(8) > 6e-3
+    assert costs.seconds(24) - costs.seconds(16) > 6e-3
+
+
+def test_rows_share_what_is_read_of_a_context():
+    costs = PassCosts(CURVE, seconds_per_key=1e-7, seconds_per_context=1e-6)
+    assert costs.seconds(4, 4 * 1000, 1000) == pytest.approx(7.4e-3 + 4e-4 + 1e-3)
+    for _ in range(2000):
+        costs.observe(1, 5000, 5000, 5e-3 + 5000 * 1.1e-6)
+    assert costs.seconds(1) == pytest.approx(5e-3, rel=0.05), "a long context does not make short ones look dear"
+
+
 def test_passes_over_two_rows_leave_the_shape_of_one_alone():
     costs = PassCosts({1: 5e-3, 2: 6e-3, 4: 8e-3})
     for _ in range(2000):
-        costs.observe(2, 0, 12e-3)
+        costs.observe(2, 0, 0, 12e-3)
     assert costs.seconds(2) == pytest.approx(12e-3, rel=0.05)
     assert costs.seconds(1) < 10.1e-3
 
@@ -100,6 +118,6 @@ def test_passes_over_two_rows_leave_the_shape_of_one_alone():
 def test_keys_that_were_priced_too_high_do_not_drive_the_curve_to_nothing():
     costs = PassCosts(CURVE, seconds_per_key=1e-5)
     for _ in range(3000):
-        costs.observe(1, 8000, 6e-3)
+        costs.observe(1, 8000, 0, 6e-3)
     assert costs.seconds(1) > 1e-4
     assert costs.seconds(1, 8000) == pytest.approx(6e-3, rel=0.2)

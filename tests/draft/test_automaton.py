@@ -165,6 +165,6 @@ def test_the_extension_refuses_what_it_cannot_take():
         with pytest.raises(IndexError):
             twin.grow(state, 1, 4, min_probability=0.1, chain=False)
     for wrong in (lambda: twin.longest_suffix(ROOT), lambda: twin.shorten(ROOT, 2, to=1), lambda: twin.extend([1, -2])):
-        with pytest.raises(ValueError, match="no suffix|as short as|no token"):
+        with pytest.raises(ValueError, match=r"no suffix|as short as|no token"):
             wrong()
     assert twin.num_tokens == 0, "nothing of a list with a token that is none was taken"

@@ -118,7 +118,7 @@ def test_the_extension_refuses_what_does_not_fit() -> None:
         {"token_ids": np.array([1], dtype=np.int32), "parents": np.array([0], dtype=np.int32)},
     ]
     for wrong in bad:
-        with pytest.raises(ValueError, match="outside the|do not fit|before its parent"):
+        with pytest.raises(ValueError, match=r"outside the|do not fit|before its parent"):
             twin.learn([Seen(**good), Seen(**(good | wrong))])
     for look in (lambda: twin.look(0, V), lambda: twin.grow(0, -1, 4, least_reach=0.1, chain=False)):
         with pytest.raises(ValueError, match="outside the vocabulary"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -15,7 +15,7 @@ from paceline.control.passes import chain_pass, fill_context, greedy
 from paceline.interfaces import Runner
 
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # that are measured; between them a cost is a straight line
-_CONTEXTS = (32, 256)  # tokens before them: the difference tells what a key costs
+_CONTEXTS = (32, 256)  # tokens before them: the difference tells what a key costs, and reading a token's K/V
 _MEASURING_SECONDS = 1.0
 _MOST_REPEATS = 7
 _TABLE = 129  # rows whose costs are looked up; beyond them the last slope goes on
@@ -23,37 +23,41 @@ _REBUILD = 16  # passes between two renewals of the table
 _ALL_RATE = 0.03  # how far one pass moves the costs of all passes, and
 _OWN_RATE = 0.05  # those of its own number of rows
 _MOST_LOG = 0.25  # of a deviation that counts: a neighbour's hiccup moves no more than a small one
-_MOST_BENT = math.log(2.0)  # how far the curve may leave its measured shape
+_MOST_MOVED = 0.5  # of what was measured, up or down: how far the curve may leave its shape at one place
 
 
 class PassCosts:
-    """Seconds of a target pass over r rows that look at k keys: (curve(r) + k * seconds_per_key) * the machine's pace.
+    """Seconds of a target pass over r rows that look at k keys, and read the K/V of c tokens, which the rows of a
+    request share: (curve(r) + k * seconds_per_key + c * seconds_per_context) * the machine's pace.
 
     seconds: of passes over some row counts, 1 among them, without keys. The curve never falls, whatever was measured:
     noise must not make a longer pass look cheaper. `observe` moves pace and curve towards what passes take now, a
-    little with each, however far off that is.
+    little with each, however far off that is. Where the curve moves, all of it beyond moves along: that passes over 16
+    rows take longer than they did says nothing of what a 17th adds.
     """
 
-    def __init__(self, seconds: Mapping[int, float], *, seconds_per_key: float = 0.0) -> None:
+    def __init__(
+        self, seconds: Mapping[int, float], *, seconds_per_key: float = 0.0, seconds_per_context: float = 0.0
+    ) -> None:
         self._rows = sorted(seconds)
         self._measured = [seconds[rows] for rows in self._rows]
-        self._bent = [0.0] * len(self._rows)  # log of what the curve is times what was measured
-        self._per_key = seconds_per_key
+        self._moved = [0.0] * len(self._rows)  # seconds by which the curve has moved from these rows on
+        self._per_key, self._per_context = seconds_per_key, seconds_per_context
         self._pace = 0.0  # log
         self._num_observed = 0
         self._curve: list[float] = []
         self._factor = 1.0
         self._rebuild()
 
-    def seconds(self, rows: int, keys: int = 0) -> float:
+    def seconds(self, rows: int, keys: int = 0, contexts: int = 0) -> float:
         """Of a pass over `rows` >= 1."""
         curve = self._curve
         own = curve[rows] if rows < _TABLE else curve[-1] + (rows - _TABLE + 1) * (curve[-1] - curve[-2])
-        return (own + keys * self._per_key) * self._factor
+        return (own + keys * self._per_key + contexts * self._per_context) * self._factor
 
-    def observe(self, rows: int, keys: int, seconds: float) -> None:
+    def observe(self, rows: int, keys: int, contexts: int, seconds: float) -> None:
         """A pass took so long."""
-        off = math.log(max(seconds, 1e-9) / self.seconds(rows, keys))
+        off = math.log(max(seconds, 1e-9) / self.seconds(rows, keys, contexts))
         off = min(_MOST_LOG, max(-_MOST_LOG, off))
         self._pace += _ALL_RATE * off
         right = min(bisect_right(self._rows, rows), len(self._rows) - 1)
@@ -61,7 +65,8 @@ class PassCosts:
         span = self._rows[right] - self._rows[left]
         share = min(1.0, (rows - self._rows[left]) / span) if span else 1.0
         for index, weight in ((left, 1.0 - share), (right, share)):
-            self._bent[index] = min(_MOST_BENT, max(-_MOST_BENT, self._bent[index] + _OWN_RATE * weight * off))
+            most, moved = _MOST_MOVED * self._measured[index], _OWN_RATE * weight * off * self._measured[index]
+            self._moved[index] = min(most, max(-most, self._moved[index] + moved))
         self._num_observed += 1
         if self._num_observed % _REBUILD == 0:
             self._rebuild()
@@ -69,25 +74,27 @@ class PassCosts:
     def as_json(self) -> dict[str, Any]:
         """The measured costs for a file."""
         seconds = {str(rows): own for rows, own in zip(self._rows, self._measured, strict=True)}
-        return {"seconds": seconds, "seconds_per_key": self._per_key}
+        return {"seconds": seconds, "seconds_per_key": self._per_key, "seconds_per_context": self._per_context}
 
     @classmethod
     def from_json(cls, value: Any) -> PassCosts:
         """What as_json made. Raises ValueError for anything else."""
         try:
             seconds = {int(rows): float(own) for rows, own in value["seconds"].items()}
-            per_key = float(value["seconds_per_key"])
+            per_key, per_context = float(value["seconds_per_key"]), float(value["seconds_per_context"])
         except (TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(f"no costs of passes: {value!r:.100}") from error
-        plausible = all(1e-7 <= own < 1e3 for own in seconds.values()) and 0 <= per_key < 1e-3
+        plausible = (
+            all(1e-7 <= own < 1e3 for own in seconds.values()) and 0 <= per_key < 1e-3 and 0 <= per_context < 1e-3
+        )
         if not plausible or min(seconds, default=0) != 1 or max(seconds) > 1 << 16:
             raise ValueError(f"no costs of passes: {value!r:.100}")
-        return cls(seconds, seconds_per_key=per_key)
+        return cls(seconds, seconds_per_key=per_key, seconds_per_context=per_context)
 
     def _rebuild(self) -> None:
         self._factor = math.exp(self._pace)
-        own = (seconds * math.exp(bent) for seconds, bent in zip(self._measured, self._bent, strict=True))
-        rising = list(accumulate(own, max))
+        moved = accumulate(self._moved)
+        rising = list(accumulate((own + by for own, by in zip(self._measured, moved, strict=True)), max))
         rows = np.arange(_TABLE)
         curve = np.interp(rows, self._rows, rising)
         last, before = (self._rows[-1], self._rows[-2]) if len(self._rows) > 1 else (1, 0)
@@ -113,14 +120,14 @@ def measure(runner: Runner, *, max_rows: int) -> PassCosts:
         if rows < counts[-1] and time.perf_counter() - began > _MEASURING_SECONDS:
             continue
         _timed_pass(runner, rows, contexts[0])  # warms up
-        times[rows, contexts[0]] = [_timed_pass(runner, rows, contexts[0])]
-    times |= {(counts[-1], context): [_timed_pass(runner, counts[-1], context)] for context in contexts[1:]}
+        for context in contexts if rows in (1, counts[-1]) else contexts[:1]:
+            times[rows, context] = [_timed_pass(runner, rows, context)]
     for repeat in range(_MOST_REPEATS):
         if time.perf_counter() - began > _MEASURING_SECONDS:
             break
         for rows, context in times if repeat % 2 else reversed(times):
             times[rows, context].append(_timed_pass(runner, rows, context))
-    return _fitted({own: float(np.median(each)) for own, each in times.items()})
+    return _fitted(times)
 
 
 def _timed_pass(runner: Runner, rows: int, context: int) -> float:
@@ -132,12 +139,24 @@ def _timed_pass(runner: Runner, rows: int, context: int) -> float:
     return time.perf_counter() - start
 
 
-def _fitted(seconds: Mapping[tuple[int, int], float]) -> PassCosts:
-    """seconds: of passes over (rows, context)."""
-    short = min(context for _, context in seconds)
-    per_key = 0.0
-    for (rows, context), own in seconds.items():
-        if context > short:
-            per_key = max(0.0, (own - seconds[rows, short]) / (rows * (context - short)))
-    curve = {rows: own - per_key * rows * short for (rows, context), own in seconds.items() if context == short}
-    return PassCosts({rows: max(own, 1e-7) for rows, own in curve.items()}, seconds_per_key=per_key)
+def _fitted(times: Mapping[tuple[int, int], Sequence[float]]) -> PassCosts:
+    """times: seconds of the repeats of passes over (rows, context)."""
+    most = max(rows for rows, _ in times)
+    short, long = min(context for _, context in times), max(context for _, context in times)
+
+    def per_token(rows: int) -> float:  # of the context: its K/V is read once, and each row looks at its key
+        more = np.subtract(times[rows, long], times[rows, short])  # repeat by repeat: those are close in time
+        return float(np.median(more)) / max(1, long - short)
+
+    per_key = max(0.0, (per_token(most) - per_token(1)) / max(1, most - 1))
+    per_context = max(0.0, per_token(1) - per_key)
+    seconds = {
+        rows: float(np.median(own)) - (per_key * rows + per_context) * context
+        for (rows, context), own in times.items()
+        if context == short
+    }
+    return PassCosts(
+        {rows: max(own, 1e-7) for rows, own in seconds.items()},
+        seconds_per_key=per_key,
+        seconds_per_context=per_context,
+    )

@@ -119,9 +119,11 @@ class Drafting:
 
 
 def _load(plan: list[ScheduledSequence]) -> Load:
-    sequences = rows = keys = 0
+    sequences = rows = keys = contexts = 0
     for part in plan:
+        context = part.sequence.num_computed
         sequences += part.samples
         rows += part.num_tokens
-        keys += part.num_tokens * part.sequence.num_computed
-    return Load(sequences, rows, keys)
+        keys += part.num_tokens * context
+        contexts += context
+    return Load(sequences, rows, keys, contexts)
