@@ -24,7 +24,7 @@ ALLOWED = {  # what each module or package may import, besides itself
     "control": BASE,
     "verify": BASE | {"sampling"},
     "models": BASE | {"sampling", "cache", "_native"},
-    "draft": BASE | {"cache", "sampling"},
+    "draft": BASE | {"cache", "sampling", "_native"},
     "testing": BASE | {"sampling"},
     "engine": BASE | PARTS,
     "drafters": BASE | {"draft", "models"},

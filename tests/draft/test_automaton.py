@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.draft.automaton import NO_STATE, ROOT, SEPARATOR, SuffixAutomaton, check_integrity, suffix_automaton
+from paceline.draft.automaton import NO_STATE, ROOT, SuffixAutomaton, check_integrity
 
 texts = st.one_of(
     st.lists(st.integers(0, 2), max_size=40),
@@ -118,53 +117,3 @@ def test_a_long_repetition_takes_linear_work(period, monkeypatch):
     assert looks < 10 * 16_000
     assert automaton.num_states <= 2 * 16_000
     assert automaton.repeated_suffix()[1] == 32
-
-
-def as_lists(grown: tuple[Any, ...]) -> list[Any]:
-    *arrays, score = grown
-    return [*((array.dtype.name, array.tolist()) for array in arrays), score]
-
-
-@settings(derandomize=True, max_examples=200, deadline=None)
-@given(st.lists(texts, max_size=5), st.integers(2, 6), texts)
-def test_the_extension_does_the_same(parts, max_length, other):
-    """Also between separators, and where states have more followers than are looked at."""
-    own, twin = SuffixAutomaton(max_length=max_length), suffix_automaton(max_length=max_length)
-    if type(twin) is SuffixAutomaton:
-        pytest.skip("the extension was not built")
-    for part in [*parts, [token for follower in range(100, 170) for token in (1, follower)]]:
-        for automaton in (own, twin):
-            automaton.extend([*part, SEPARATOR])
-            automaton.extend(part)
-            check_integrity(automaton)
-        assert (own.num_states, own.num_tokens, own.max_length) == (twin.num_states, twin.num_tokens, twin.max_length)
-        assert own.repeated_suffix() == twin.repeated_suffix()
-        assert own.find_suffix(other) == twin.find_suffix(other)
-        for state in range(own.num_states):
-            assert own.length(state) == twin.length(state)
-            assert own.count(state) == twin.count(state)
-            assert own.followers(state, limit=9) == twin.followers(state, limit=9)
-            assert own.target(state, 1) == twin.target(state, 1)
-            if state != ROOT:
-                suffix = own.longest_suffix(state)
-                assert suffix == twin.longest_suffix(state)
-                length = suffix[1] + 1
-                assert own.shorten(state, length, to=length - 1) == twin.shorten(state, length, to=length - 1)
-                for chain in (False, True):
-                    grown = [a.grow(state, length, 9, min_probability=0.05, chain=chain) for a in (own, twin)]
-                    assert as_lists(grown[0]) == as_lists(grown[1])
-
-
-def test_the_extension_refuses_what_it_cannot_take():
-    twin = suffix_automaton(max_length=4)
-    if type(twin) is SuffixAutomaton:
-        pytest.skip("the extension was not built")
-    for state in (-1, 1, 1 << 30):
-        with pytest.raises(IndexError):
-            twin.count(state)
-        with pytest.raises(IndexError):
-            twin.grow(state, 1, 4, min_probability=0.1, chain=False)
-    for wrong in (lambda: twin.longest_suffix(ROOT), lambda: twin.shorten(ROOT, 2, to=1), lambda: twin.extend([1, -2])):
-        with pytest.raises(ValueError, match=r"no suffix|as short as|no token"):
-            wrong()
-    assert twin.num_tokens == 0, "nothing of a list with a token that is none was taken"
