@@ -28,8 +28,8 @@ CASES = {  # options of paceline bench
     "greedy": (),
     "temperature 1.5": ("--temperature", "1.5"),
     RANDOM: (),
-    "8 at once": ("--concurrency", "8"),
-    "16 at once": ("--concurrency", "16"),
+    "8 at once": ("--concurrency", "8", "--repeats", "10"),  # a repeat is one pair of times here, not one a prompt
+    "16 at once": ("--concurrency", "16", "--repeats", "10"),
 }
 RANDOM_PROMPTS, RANDOM_TOKENS = 14, 100
 
@@ -47,9 +47,9 @@ def run(case: str, arguments: argparse.Namespace, *, prompts: str) -> dict[str, 
     """What `paceline bench` says of a case."""
     command = [sys.executable, "-m", "paceline", "bench", arguments.model, "--json", "--prompts", prompts]
     command += ["--speculation", arguments.speculation, "--repeats", str(arguments.repeats)]
-    command += ["--max-tokens", str(arguments.max_tokens), "--per-category", str(arguments.per_category)]
-    if case == RANDOM:
-        command += ["--per-category", str(RANDOM_PROMPTS)]
+    command += ["--max-tokens", str(arguments.max_tokens)]
+    if arguments.per_category is not None and case != RANDOM:
+        command += ["--per-category", str(arguments.per_category)]
     command += CASES[case]
     print("$", *command[1:], file=sys.stderr)
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--speculation", default="auto")
     parser.add_argument("--only", nargs="+", choices=CASES, metavar="CASE", help=f"of {', '.join(CASES)}")
-    parser.add_argument("--per-category", type=int, default=4)
+    parser.add_argument("--per-category", type=int, help="prompts; all, if left out")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--name", help="of the file in results/; auto-MODEL, if left out")
