@@ -1,8 +1,8 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
-#include <string>
 #include <tuple>
 
 #include "bindings.hpp"
@@ -65,6 +65,7 @@ void bind_suffix_automaton(nb::module_& module) {
       .def("find_suffix", &Automaton::find_suffix, nb::arg("tokens"))
       .def("followers",
            [](const Automaton& self, int32_t state, size_t limit) {
+             check(limit > 0, "limit must be positive");
              nb::list found;
              for (const auto& [count, latest, token, target] : self.followers(known(self, state), limit))
                found.append(nb::make_tuple(count, latest, token, target));
@@ -74,6 +75,7 @@ void bind_suffix_automaton(nb::module_& module) {
       .def("grow",
            [](const Automaton& self, int32_t state, int32_t length, size_t num_nodes, double min_probability,
               bool chain) {
+             check(length > 0, "a string has tokens");
              const GrownTree tree = self.grow(known(self, state), length, num_nodes, min_probability, chain);
              return nb::make_tuple(array_of(tree.token_ids), array_of(tree.parents), array_of(tree.confidence),
                                    tree.score);
@@ -89,13 +91,13 @@ void bind_suffix_automaton(nb::module_& module) {
 }
 
 template <class T, int kDims>
-using Own = nb::ndarray<T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
+using Writable = nb::ndarray<T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
 
 // The arrays of a table, kept for as long as their rows are.
 class TableRows {
  public:
-  TableRows(Own<int32_t, 2> successors, Own<uint8_t, 1> kinds, Own<int64_t, 1> keys, Own<double, 2> hits,
-            Own<double, 1> trials)
+  TableRows(Writable<int32_t, 2> successors, Writable<uint8_t, 1> kinds, Writable<int64_t, 1> keys, Writable<double, 2> hits,
+            Writable<double, 1> trials)
       : kept_(successors, kinds, keys, hits, trials), rows_(arrays(successors, kinds, keys, hits, trials)) {}
 
   SuccessorRows& rows() { return rows_; }
@@ -138,9 +140,9 @@ class TableRows {
   }
 
  private:
-  static SuccessorRows::Arrays arrays(const Own<int32_t, 2>& successors, const Own<uint8_t, 1>& kinds,
-                                      const Own<int64_t, 1>& keys, const Own<double, 2>& hits,
-                                      const Own<double, 1>& trials) {
+  static SuccessorRows::Arrays arrays(const Writable<int32_t, 2>& successors, const Writable<uint8_t, 1>& kinds,
+                                      const Writable<int64_t, 1>& keys, const Writable<double, 2>& hits,
+                                      const Writable<double, 1>& trials) {
     const size_t rows = successors.shape(0), width = successors.shape(1), num_kinds = 2 * SuccessorRows::kNumStates;
     check(rows > SuccessorRows::kNumPairs && width > 0 && kinds.size() == rows &&
               keys.size() == SuccessorRows::kNumPairs && hits.shape(0) == num_kinds && hits.shape(1) == width &&
@@ -152,14 +154,15 @@ class TableRows {
             static_cast<int32_t>(width)};
   }
 
-  std::tuple<Own<int32_t, 2>, Own<uint8_t, 1>, Own<int64_t, 1>, Own<double, 2>, Own<double, 1>> kept_;
+  std::tuple<Writable<int32_t, 2>, Writable<uint8_t, 1>, Writable<int64_t, 1>, Writable<double, 2>, Writable<double, 1>> kept_;
   SuccessorRows rows_;
 };
 
 void bind_successor_rows(nb::module_& module) {
   nb::class_<TableRows>(module, "SuccessorRows", "Does what draft.successor_rows.SuccessorRows does.")
-      .def(nb::init<Own<int32_t, 2>, Own<uint8_t, 1>, Own<int64_t, 1>, Own<double, 2>, Own<double, 1>>(),
-           nb::arg("successors"), nb::arg("kinds"), nb::arg("keys"), nb::arg("hits"), nb::arg("trials"))
+      .def(nb::init<Writable<int32_t, 2>, Writable<uint8_t, 1>, Writable<int64_t, 1>, Writable<double, 2>, Writable<double, 1>>(),
+           nb::arg("successors").noconvert(), nb::arg("kinds").noconvert(), nb::arg("keys").noconvert(),
+           nb::arg("hits").noconvert(), nb::arg("trials").noconvert())
       .def_prop_ro("rates",
                    [](TableRows& self) {
                      const std::vector<double>& rates = self.rows().rates();

@@ -39,12 +39,13 @@ struct QuantisedRow {
 
 // Where the K/V of one layer lies, as integers with one scale a token and head: tiles of 16 slots, each [kv_heads] of keys
 // [dim / 2, 16, 2] and values [8, dim, 2], pairs that one instruction multiplies and adds; scales are [tiles, kv_heads] of
-// keys' [16] and values' [16]. Blocks of less than 16 slots take a tile each. dim is head_dim padded to 16.
+// keys' [16] and values' [16]. Both come in stretches of kStretch tiles, between which the other layers' lie. Blocks of
+// less than 16 slots take a tile each. dim is head_dim padded to 16.
 struct KVPool {
   void* data = nullptr;
   float* scales = nullptr;
   int kv_heads = 0;
-  size_t stretch = 0;   // heads of kStretch tiles of all layers, which lie together: what is used of the pool does, too
+  size_t stretch = 0;   // heads from a stretch of kStretch tiles to the next: other layers' stretches lie in between
   int dim = 0;
   int block_shift = 0;  // log2 of the tokens of a block
   int place_shift = 0;  // log2 of the places that a block takes, 16 at least

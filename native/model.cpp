@@ -75,9 +75,9 @@ Model::Model(ModelConfig config, const Kernels& kernels, int num_threads)
   const bool wide = config_.kv_type == KVType::kI16;
   const size_t slots = static_cast<size_t>(config_.num_blocks) * std::max(config_.block_size, kLanes);
   const size_t data_bytes = 2 * dim_ * (wide ? 2 : 1), scale_bytes = 2 * sizeof(float);  // of a slot and head
-  const size_t own = kStretch * config_.num_kv_heads, stretch = own * config_.layers.size();
-  const size_t heads = padded(slots / kLanes, kStretch) / kStretch * stretch;  // of all tiles
+  const size_t own = size_t{kStretch} * config_.num_kv_heads, stretch = own * config_.layers.size();
   if (slots > SIZE_MAX / 4 / std::max<size_t>(stretch, 1) / kLanes / (data_bytes + scale_bytes)) throw std::bad_alloc();
+  const size_t heads = padded(slots / kLanes, kStretch) / kStretch * stretch;  // of all tiles
   kv_ = Buffer(heads * kLanes * (data_bytes + scale_bytes));  // takes the memory of what was used of it
   uint8_t* data = kv_.data();
   auto* scales = reinterpret_cast<float*>(data + heads * kLanes * data_bytes);

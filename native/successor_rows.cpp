@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <queue>
+#include <stdexcept>
 #include <tuple>
 #include <unordered_map>
 
@@ -52,6 +53,7 @@ GrownTree SuccessorRows::grow(int32_t before, int32_t root, size_t budget, doubl
     candidates.pop();
     const auto node = static_cast<int32_t>(tree.token_ids.size());
     const int32_t token = best.row.successors[best.rank], next = best.rank + 1;
+    if (token >= arrays_.vocab_size) throw std::out_of_range("a successor is outside the vocabulary");
     tree.token_ids.push_back(token);
     tree.parents.push_back(best.parent);
     tree.confidence.push_back(rate_of(best.row, best.rank));

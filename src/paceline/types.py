@@ -240,8 +240,7 @@ class Load:
 
     num_sequences: int  # that get a token from it
     rows: int
-    keys: int = 0  # row by row, the tokens before it
-    contexts: int = 0  # sequence by sequence, the tokens before it, whose K/V its rows share
+    keys: int = 0  # of those sequences, one by one, the tokens before this pass, whose K/V it reads
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,17 @@ def test_what_lies_beyond_moves_along():
     assert costs.seconds(24) - costs.seconds(16) > 6e-3
 
 
+@pytest.mark.parametrize("eight", [7.2e-3, 6.5e-3])
+def test_passes_that_are_quicker_than_shorter_ones_were_make_no_longer_ones_cheap(eight):
+    costs = PassCosts({1: 5e-3, 2: 5.8e-3, 4: 7e-3, 6: 7.5e-3, 8: 8.5e-3, 12: 11e-3, 16: 14e-3})
+    for _ in range(1000):
+        costs.observe(1, 0, 0, 5e-3)
+        costs.observe(8, 0, 0, eight)
+    assert costs.seconds(8) == pytest.approx(eight, rel=0.05)
+    assert costs.seconds(6) <= costs.seconds(8)
+    assert costs.seconds(16) - costs.seconds(8) == pytest.approx(5.5e-3, rel=0.1)
+
+
 def test_rows_share_what_is_read_of_a_context():
     costs = PassCosts(CURVE, seconds_per_key=1e-7, seconds_per_context=1e-6)
     assert costs.seconds(4, 4 * 1000, 1000) == pytest.approx(7.4e-3 + 4e-4 + 1e-3)

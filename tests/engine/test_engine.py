@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from paceline.control.policy import FixedLength
 from paceline.engine.counters import counters
 from paceline.engine.probe import last_row
 from paceline.errors import ConfigError, DraftMismatchError, PromptError
 from paceline.interfaces import Drafter
 from paceline.params import SamplingParams
 from paceline.testing import ScriptedDrafter
-from paceline.types import Draft, DraftLaw, Observation
+from paceline.types import Draft, DraftLaw, Load, Observation
 from toy_engine import PROMPT, TOKENIZER, make_engine, oracle, run
 
 V = TOKENIZER.vocab_size
@@ -261,6 +262,23 @@ def test_drafters_are_told_the_best_successors_of_root_and_nodes(temperature: fl
             texts.append([*texts[parent + 1], token])
         assert successors.dtype == np.int32
         assert successors.tolist() == [best_next(text) for text in texts]
+
+
+def test_controllers_are_told_what_a_pass_holds_before_anybody_drafts() -> None:
+    loads: list[Load] = []
+
+    class Noting(FixedLength):
+        def plan(self, views, limits, load):
+            loads.append(load)
+            return super().plan(views, limits, load)
+
+    engine = make_engine(lambda view: [1, 2], max_num_batched_tokens=32, prefix_caching=False)
+    assert engine.drafting is not None
+    engine.drafting.control(Noting(2))
+    run(engine, [PROMPT, PROMPT[:5]], SamplingParams(max_tokens=3, ignore_eos=True, min_tokens=3))
+    lengths = len(PROMPT), 5
+    assert loads[0] == Load(num_sequences=2, rows=sum(lengths), keys=0)
+    assert loads[1] == Load(num_sequences=2, rows=2, keys=sum(lengths))
 
 
 def test_successors_that_nobody_wants_are_not_computed() -> None:

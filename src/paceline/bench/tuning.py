@@ -178,10 +178,10 @@ class Forecast(Controller):
         if not load.num_sequences or load.rows != load.num_sequences:
             return  # nobody could draft, or a prompt's tokens were in the pass
         nodes, keys = step.nodes_and_keys
-        plain = self._costs.seconds(load.rows, load.keys, load.contexts)
+        plain = self._costs.seconds(load.rows, load.keys, load.keys)
         num_tokens = sum(len(step.emitted(i)) for i in range(len(step.views)))
         self.plain_seconds += plain * num_tokens / load.num_sequences
-        self.seconds += self._costs.seconds(load.rows + nodes, load.keys + keys, load.contexts)
+        self.seconds += self._costs.seconds(load.rows + nodes, load.keys + keys, load.keys)
         self.seconds += self._drafting_seconds
 
     def release(self, request_id: str) -> None:

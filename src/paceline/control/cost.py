@@ -17,7 +17,7 @@ from paceline.interfaces import Runner
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # that are measured; between them a cost is a straight line
 _CONTEXTS = (32, 256)  # tokens before them: the difference tells what a key costs, and reading a token's K/V
 _MEASURING_SECONDS = 1.0
-_MOST_REPEATS = 7
+_MOST_REPEATS, _LEAST_REPEATS = 7, 3  # the latter of single rows, whose differences tell what a context costs
 _TABLE = 129  # rows whose costs are looked up; beyond them the last slope goes on
 _REBUILD = 16  # passes between two renewals of the table
 _ALL_RATE = 0.03  # how far one pass moves the costs of all passes, and
@@ -40,7 +40,7 @@ class PassCosts:
         self, seconds: Mapping[int, float], *, seconds_per_key: float = 0.0, seconds_per_context: float = 0.0
     ) -> None:
         self._rows = sorted(seconds)
-        self._measured = [seconds[rows] for rows in self._rows]
+        self._measured = list(accumulate((seconds[rows] for rows in self._rows), max))
         self._moved = [0.0] * len(self._rows)  # seconds by which the curve has moved from these rows on
         self._per_key, self._per_context = seconds_per_key, seconds_per_context
         self._pace = 0.0  # log
@@ -93,8 +93,8 @@ class PassCosts:
 
     def _rebuild(self) -> None:
         self._factor = math.exp(self._pace)
-        moved = accumulate(self._moved)
-        rising = list(accumulate((own + by for own, by in zip(self._measured, moved, strict=True)), max))
+        moved = [own + by for own, by in zip(self._measured, accumulate(self._moved), strict=True)]
+        rising = list(accumulate(reversed(moved), min))[::-1]  # shorter passes take no longer than what was observed
         rows = np.arange(_TABLE)
         curve = np.interp(rows, self._rows, rising)
         last, before = (self._rows[-1], self._rows[-2]) if len(self._rows) > 1 else (1, 0)
@@ -119,14 +119,17 @@ def measure(runner: Runner, *, max_rows: int) -> PassCosts:
     for rows in counts:
         if rows < counts[-1] and time.perf_counter() - began > _MEASURING_SECONDS:
             continue
-        _timed_pass(runner, rows, contexts[0])  # warms up
         for context in contexts if rows in (1, counts[-1]) else contexts[:1]:
+            _timed_pass(runner, rows, context)  # warms up
             times[rows, context] = [_timed_pass(runner, rows, context)]
     for repeat in range(_MOST_REPEATS):
         if time.perf_counter() - began > _MEASURING_SECONDS:
             break
         for rows, context in times if repeat % 2 else reversed(times):
             times[rows, context].append(_timed_pass(runner, rows, context))
+    while len(times[1, contexts[0]]) < _LEAST_REPEATS:
+        for context in contexts:
+            times[1, context].append(_timed_pass(runner, 1, context))
     return _fitted(times)
 
 

@@ -218,8 +218,8 @@ class CostPolicy:
         if not load.num_sequences:
             return
         # What the pass should have taken: a neighbour's hiccups are not speculation's losses
-        plain = self.costs.seconds(load.rows, load.keys, load.contexts)
-        extra = self.costs.seconds(rows, keys, load.contexts) - plain if rows > load.rows else 0.0
+        plain = self.costs.seconds(load.rows, load.keys, load.keys)
+        extra = self.costs.seconds(rows, keys, load.keys) - plain if rows > load.rows else 0.0
         saved = num_accepted / load.num_sequences * self._plain_seconds(load) if num_accepted else 0.0
         self.guard.note(step.seconds + drafting_seconds, lost=extra + drafting_seconds - saved)
         if load.rows != load.num_sequences:
@@ -227,7 +227,7 @@ class CostPolicy:
         gained = (plain + saved) / (plain + extra + drafting_seconds)
         self._speedup += _RATE * (min(gained, 8.0) - self._speedup)
         self._since_plain = self._since_plain + 1 if rows > load.rows else 0
-        self.costs.observe(rows, keys, load.contexts, step.seconds)
+        self.costs.observe(rows, keys, load.keys, step.seconds)
 
     def release(self, request_id: str) -> None:
         """The request is over or preempted."""
@@ -268,9 +268,7 @@ class CostPolicy:
 
     def _plain_seconds(self, load: Load) -> float:
         """Of a pass over one token of each sequence that decodes."""
-        beside_prompts = load.rows > load.num_sequences  # whose keys are not told apart
-        keys, contexts = (0, 0) if beside_prompts else (load.keys, load.contexts)
-        return self.costs.seconds(load.num_sequences, keys, contexts)
+        return self.costs.seconds(load.num_sequences, load.keys, load.keys)
 
     def _rate(self, load: Load) -> float:
         """Tokens a second that the engine makes in decoding steps of so many sequences."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from typing import cast
 
 import numpy as np
 
-try:
-    from paceline import _native
-except ImportError:  # not built: the class below does the same
-    _native = None
+from paceline.draft.extension import native
 
 ROOT = 0  # the state of the empty string
 NO_STATE = -1
@@ -157,7 +154,7 @@ class SuffixAutomaton:
             score,
         )
 
-    def extend(self, tokens: Iterable[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         """More tokens at the text's end."""
         for token in tokens:
             self._append(token)
@@ -235,8 +232,8 @@ def check_integrity(automaton: SuffixAutomaton) -> None:
             assert followed == automaton.num_followed(state), f"state {state} is followed {followed} times"
 
 
-def suffix_automaton(*, max_length: int) -> SuffixAutomaton:
+def new_automaton(*, max_length: int) -> SuffixAutomaton:
     """The extension's where that is built: it does the same, and sooner."""
-    if _native is None:
+    if native is None:
         return SuffixAutomaton(max_length=max_length)
-    return cast("SuffixAutomaton", _native.SuffixAutomaton(max_length=max_length))
+    return cast("SuffixAutomaton", native.SuffixAutomaton(max_length=max_length))

@@ -11,7 +11,7 @@ from paceline.draft.successor_rows import Seen
 from paceline.draft.successors import SuccessorTable, can_save
 from paceline.errors import ConfigError
 from paceline.interfaces import Drafter
-from paceline.types import Draft, Observation, RequestView, Verdict
+from paceline.types import Draft, Observation, RequestView
 
 LEAST_REACH = 0.15  # less likely nodes cost more than they bring, where a pass over 8 rows takes half more
 LEAST_OFFERED = 0.08  # the same where a controller knows what rows cost
@@ -61,7 +61,7 @@ class RecycleDrafter(Drafter):
             if self._path.exists():
                 self._table.load(self._path, fingerprint=fingerprint)
         self._read: set[str] = set()  # requests whose prompts are in the table
-        self._pending: list[Iterator[Seen]] = []  # steps since anybody asked: quicker learned from together
+        self._pending: list[list[Seen]] = []  # steps since anybody asked: quicker learned from together
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         self._learn()
@@ -73,7 +73,7 @@ class RecycleDrafter(Drafter):
                 self._read.add(view.request_id)
                 self._learn()
                 self._table.read_text(view.token_ids)
-        self._pending.append(_seen(step.views, step.drafts, step.verdicts, step.successors))
+        self._pending.append(list(_seen(step)))
         if len(self._pending) == _MOST_PENDING:
             self._learn()
 
@@ -95,7 +95,7 @@ class RecycleDrafter(Drafter):
     def _learn(self) -> None:
         pending, self._pending = self._pending, []
         for step in pending:
-            self._table.rows.learn(list(step))
+            self._table.rows.learn(step)
 
 
 def _last_two(token_ids: np.ndarray) -> tuple[int, int]:
@@ -103,13 +103,8 @@ def _last_two(token_ids: np.ndarray) -> tuple[int, int]:
     return int(token_ids[-2]) if len(token_ids) > 1 else -1, int(token_ids[-1])
 
 
-def _seen(
-    views: Sequence[RequestView],
-    drafts: Sequence[Draft | None],
-    verdicts: Sequence[Verdict | None],
-    successors: Sequence[np.ndarray | None],
-) -> Iterator[Seen]:
-    for view, draft, verdict, said in zip(views, drafts, verdicts, successors, strict=True):
+def _seen(step: Observation) -> Iterator[Seen]:
+    for view, draft, verdict, said in zip(step.views, step.drafts, step.verdicts, step.successors, strict=True):
         if verdict is not None and said is not None and view.params.speculates:
             nodes = (_NOTHING, _NOTHING) if draft is None else (draft.token_ids, draft.parents)
             yield Seen(*_last_two(view.token_ids), *nodes, verdict.path, verdict.final_token, said)

@@ -10,10 +10,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-try:
-    from paceline import _native
-except ImportError:  # not built: the class below does the same
-    _native = None
+from paceline.draft.extension import native
 
 NUM_PAIRS = 1 << 16
 MIX = 0x9E3779B1  # odd, so that first tokens spread over all slots, and beyond any vocabulary, so that no keys collide
@@ -133,10 +130,10 @@ class SuccessorRows:
         self._rows[at : at + self._width] = array("i", successors)
 
 
-def successor_rows(
+def new_rows(
     successors: np.ndarray, kinds: np.ndarray, keys: np.ndarray, hits: np.ndarray, trials: np.ndarray
 ) -> SuccessorRows:
     """The extension's where that is built: it does the same, and sooner."""
-    if _native is None:
+    if native is None:
         return SuccessorRows(successors, kinds, keys, hits, trials)
-    return cast("SuccessorRows", _native.SuccessorRows(successors, kinds, keys, hits, trials))
+    return cast("SuccessorRows", native.SuccessorRows(successors, kinds, keys, hits, trials))

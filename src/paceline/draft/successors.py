@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.draft.successor_rows import CHANGED, CONFIRMED, FIRST, MIX, NUM_PAIRS, NUM_STATES, successor_rows
+from paceline.draft.successor_rows import CHANGED, CONFIRMED, FIRST, MIX, NUM_PAIRS, NUM_STATES, new_rows
 from paceline.errors import ConfigError
 
 _PRIOR_WEIGHT = 10.0
@@ -33,7 +33,7 @@ class SuccessorTable:
         self._keys = np.full(NUM_PAIRS, -1, dtype=np.int64)
         self._hits = np.tile(_PRIOR_WEIGHT * np.resize(_PRIOR_RATES, width), (2 * NUM_STATES, 1))  # [kinds, width]
         self._trials = np.full(2 * NUM_STATES, _PRIOR_WEIGHT)
-        self.rows = successor_rows(**self._arrays())
+        self.rows = new_rows(**self._arrays())
 
     def write(self, before: np.ndarray, tokens: np.ndarray, successors: np.ndarray) -> None:
         """Successors [M, width] of tokens [M], each after the token `before` it; the last one wins where some agree."""
@@ -109,7 +109,7 @@ class SuccessorTable:
             )
         for name, own in arrays.items():
             own[...] = saved[name]
-        self.rows = successor_rows(**self._arrays())  # whose rates are others now
+        self.rows = new_rows(**self._arrays())  # whose rates are others now
 
     def _is_sound(self, saved: dict[str, np.ndarray]) -> bool:
         vocab_size = len(self.successors) - NUM_PAIRS

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.draft.automaton import ROOT, SuffixAutomaton, suffix_automaton
+from paceline.draft.automaton import ROOT, SuffixAutomaton, new_automaton
 from paceline.draft.suffix_store import SuffixStore
 from paceline.interfaces import Drafter
 from paceline.types import Draft, Observation, RequestView
@@ -114,7 +114,7 @@ class _Text:
     def __init__(self, prompt_length: int) -> None:
         self.prompt_length = prompt_length
         self.token_ids: array[int] = array("i")
-        self.automaton = suffix_automaton(max_length=MAX_LENGTH)
+        self.automaton = new_automaton(max_length=MAX_LENGTH)
 
     def is_prefix_of(self, token_ids: np.ndarray) -> bool:
         return self.token_ids.tobytes() == token_ids[: len(self.token_ids)].tobytes()

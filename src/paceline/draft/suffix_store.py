@@ -5,14 +5,14 @@ from __future__ import annotations
 from array import array
 
 from paceline.config import at_least
-from paceline.draft.automaton import ROOT, SEPARATOR, SuffixAutomaton, check_integrity, suffix_automaton
+from paceline.draft.automaton import ROOT, SEPARATOR, SuffixAutomaton, check_integrity, new_automaton
 
 
 class _Generation:
     """Outputs of one stretch of time. An automaton cannot forget a text, so a generation is dropped as a whole."""
 
     def __init__(self, max_length: int) -> None:
-        self.automaton = suffix_automaton(max_length=max_length)
+        self.automaton = new_automaton(max_length=max_length)
         self.outputs: dict[str, tuple[int, int]] = {}  # request id -> tokens of its output stored so far, their hash
 
 

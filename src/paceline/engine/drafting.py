@@ -76,6 +76,8 @@ class Drafting:
         try:
             self.drafter.observe(step)
         except Exception as error:
+            if not self.skip_errors:
+                raise
             self._skip(error, step.views)
 
     def release(self, sequence_id: str) -> None:
@@ -93,6 +95,8 @@ class Drafting:
                     check_draft(draft, drafter=name, budget=budget, vocab_size=vocab_size, chains_only=chains_only)
             return list(drafts)
         except Exception as error:
+            if not self.skip_errors:
+                raise
             self._skip(error, views)
         return [None] * len(views)
 
@@ -100,12 +104,12 @@ class Drafting:
         try:
             self.drafter.release(sequence_id)
         except Exception as error:
+            if not self.skip_errors:
+                raise
             self._skip(error, ())
 
     def _skip(self, error: Exception, views: Sequence[RequestView]) -> None:
-        """Where errors are skipped, the drafter forgets these requests; elsewhere raises the error."""
-        if not self.skip_errors:
-            raise error
+        """Counts an error; the drafter forgets these requests."""
         self.num_errors += 1
         if self.num_errors == 1:
             warnings.warn(
@@ -119,11 +123,10 @@ class Drafting:
 
 
 def _load(plan: list[ScheduledSequence]) -> Load:
-    sequences = rows = keys = contexts = 0
+    sequences = rows = keys = 0
     for part in plan:
-        context = part.sequence.num_computed
-        sequences += part.samples
         rows += part.num_tokens
-        keys += part.num_tokens * context
-        contexts += context
-    return Load(sequences, rows, keys, contexts)
+        if part.samples:
+            sequences += 1
+            keys += part.sequence.num_computed
+    return Load(sequences, rows, keys)
