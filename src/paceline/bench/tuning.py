@@ -176,7 +176,9 @@ class Forecast(Controller):
         self._controller.observe(step)
         load, self._load = self._load, Load(0, 0)
         if not load.num_sequences or load.rows != load.num_sequences:
-            return  # nobody could draft, or a prompt's tokens were in the pass
+            return  # nothing was sampled, or a prompt's tokens were in the pass
+        if not any(view.params.speculates for view in step.views):
+            return  # the plain runs that it is compared with
         nodes, keys = step.nodes_and_keys
         plain = self._costs.seconds(load.rows, load.keys, load.keys)
         num_tokens = sum(len(step.emitted(i)) for i in range(len(step.views)))
