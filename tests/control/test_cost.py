@@ -110,6 +110,14 @@ def test_passes_that_are_quicker_than_shorter_ones_were_make_no_longer_ones_chea
     assert costs.seconds(16) - costs.seconds(8) == pytest.approx(5.5e-3, rel=0.1)
 
 
+def test_a_curve_that_moved_down_at_many_places_stays_above_zero():
+    costs, rng = PassCosts(dict.fromkeys(CURVE, 0.01)), random.Random(1)
+    for _ in range(5000):
+        rows = rng.choice([1, 2, 4, 8, 16])
+        costs.observe(rows, 0, 0, 1e-2 if rows == 1 else 1e-3)
+    assert 1e-4 < costs.seconds(1) <= costs.seconds(16) <= costs.seconds(300)
+
+
 def test_rows_share_what_is_read_of_a_context():
     costs = PassCosts(CURVE, seconds_per_key=1e-7, seconds_per_context=1e-6)
     assert costs.seconds(4, 4 * 1000, 1000) == pytest.approx(7.4e-3 + 4e-4 + 1e-3)

@@ -93,7 +93,8 @@ class PassCosts:
 
     def _rebuild(self) -> None:
         self._factor = math.exp(self._pace)
-        moved = [own + by for own, by in zip(self._measured, accumulate(self._moved), strict=True)]
+        least = 1 - _MOST_MOVED  # of several places' moves together, too
+        moved = [max(least * own, own + by) for own, by in zip(self._measured, accumulate(self._moved), strict=True)]
         rising = list(accumulate(reversed(moved), min))[::-1]  # shorter passes take no longer than what was observed
         rows = np.arange(_TABLE)
         curve = np.interp(rows, self._rows, rising)
