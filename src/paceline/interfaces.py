@@ -169,6 +169,11 @@ class Controller(Protocol):
 
     fixed: bool  # what it decides depends on settings alone, not on clocks or on other requests
 
+    @property
+    def least_reach(self) -> float:
+        """The chance to be reached below which no node is worth its row in this step."""
+        ...
+
     def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:
         """Nodes for each request, at most its limit; 0 = it is not asked, and decodes plainly. load: the pass without
         drafts."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from dataclasses import replace
+from itertools import product
 
 from paceline import LLM, CacheConfig, EngineConfig, SamplingParams, SpeculationConfig
 from paceline.bench.runner import engines, measure
+from paceline.bench.turns import Turns
 from paceline.bench.workload import Prompt
 from paceline.models.loader import load
 
@@ -26,7 +29,7 @@ def events(model, *, repeats: int = 1, **options) -> list[tuple]:
         engines(load(str(model)), CONFIG, repeats=repeats),
         PROMPTS,
         params=SamplingParams(max_tokens=4, ignore_eos=True, seed=0),
-        announce=lambda prompts, mode: seen.append(("next", *(prompt.id for prompt in prompts), mode)),
+        announce=lambda prompt, mode: seen.append(("next", prompt.id, mode)),
         observe=lambda sample: seen.append(("done", sample.prompt.id, sample.mode)),
         **options,
     )
@@ -39,11 +42,28 @@ def test_one_request_at_a_time_alternates_the_modes_and_which_goes_first(tiny_ll
     assert events(tiny_llama, repeats=2) == [(what, *run) for run in runs for what in ("next", "done")]
 
 
-def test_with_concurrency_a_mode_gets_all_prompts_at_once(tiny_llama):
-    plain, speculative = (
-        [("next", "x", "y", mode), ("done", "x", mode), ("done", "y", mode)] for mode in ("plain", "speculative")
-    )
-    assert events(tiny_llama, concurrency=2) == plain + speculative
+def test_with_an_engine_for_plain_runs_all_prompts_run_at_once_on_both(tiny_llama):
+    plain = engines(load(str(tiny_llama)), replace(CONFIG, speculation=SpeculationConfig()), repeats=2)
+    seen = events(tiny_llama, repeats=2, plain=plain)
+    assert sorted(seen) == sorted(2 * [("done", *run) for run in product("xy", ("plain", "speculative"))])
+    assert next(plain, None) is None
+
+
+def test_while_others_have_their_turn_the_clock_stands_still(tiny_llama):
+    llms = engines(load(str(tiny_llama)), CONFIG, repeats=2)
+    params = SamplingParams(max_tokens=64, ignore_eos=True)
+    first, second = (Turns(llm, PROMPTS, params, turn_seconds=0.0) for llm in llms)  # a step each
+    start, pauses, outputs = time.perf_counter(), 0, []
+    while not (first.finished and second.finished):
+        outputs += [output for _, output in first.take()]
+        time.sleep(0.002)
+        pauses += 1
+        list(second.take())
+    elapsed = time.perf_counter() - start
+    assert 0 < first.seconds + second.seconds <= elapsed - 0.002 * pauses
+    assert len(outputs) == len(PROMPTS)
+    for output in outputs:
+        assert 0 < output.decode_seconds + output.prefill_seconds <= first.seconds
 
 
 def test_one_engine_is_gone_before_the_next_is_there(tiny_llama):

@@ -1,12 +1,13 @@
-"""Runs a workload plainly and speculatively, interleaved in one engine, so that both meet the same machine."""
+"""Runs a workload plainly and speculatively, interleaved, so that both meet the same machine."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from paceline.bench.turns import Turns
 from paceline.bench.workload import Prompt
 from paceline.config import EngineConfig
 from paceline.params import SamplingParams
@@ -48,7 +49,8 @@ def submit(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, *, mode:
 
 
 def engines(model: LoadedModel, config: EngineConfig, *, repeats: int) -> Iterator[LLM]:
-    """One after another, for `measure`: nothing that a drafter remembers of one repeat helps the next.
+    """One after another, for `measure`: nothing that a drafter remembers of one repeat helps the next, and none lies
+    better in memory than the others every time.
 
     They are not closed: drafters that keep a file read it, and leave it as it is.
     """
@@ -63,34 +65,76 @@ def measure(
     prompts: Sequence[Prompt],
     *,
     params: SamplingParams,
-    concurrency: int = 1,
-    announce: Callable[[Sequence[Prompt], Mode], None] = lambda prompts, mode: None,
+    plain: Iterator[LLM] | None = None,
+    announce: Callable[[Prompt, Mode], None] = lambda prompt, mode: None,
     observe: Callable[[Sample], None] = lambda sample: None,
 ) -> Measurement:
     """Each prompt in both modes, once with each engine, after a short warm-up.
 
-    `announce` is told what is submitted next, `observe` of each finished request; the warm-up is neither's.
-    One request at a time the modes alternate prompt by prompt; with concurrency (the engine's max_num_seqs) all
-    prompts of a mode are handed in at once. Which mode goes first alternates too.
+    One request at a time the modes alternate prompt by prompt, and so does which goes first. With as many engines for
+    the plain runs all prompts are handed in at once, and each two engines take turns of a few steps.
+    `announce` is told what single request is next, `observe` of each finished one; the warm-up is neither's.
     """
-    batches = [[prompt] for prompt in prompts] if concurrency == 1 else [list(prompts)]
     samples: list[Sample] = []
+
+    def note(sample: Sample) -> None:
+        samples.append(sample)
+        observe(sample)
+
     wall_seconds: dict[Mode, list[float]] = {mode: [] for mode in MODES}
     for llm in llms:
-        repeat = len(wall_seconds["plain"])
+        swapped = len(wall_seconds["plain"]) % 2 == 1
+        both: dict[Mode, LLM] = {"plain": llm if plain is None else next(plain), "speculative": llm}
         for mode in MODES:
-            submit(llm, [_WARM_UP], replace(params, max_tokens=min(8, params.max_tokens), min_tokens=0), mode=mode)
-            wall_seconds[mode].append(0.0)
-        for index, batch in enumerate(batches):
-            for mode in MODES if (index + repeat) % 2 == 0 else reversed(MODES):
-                announce(batch, mode)
-                start = time.perf_counter()
-                outputs = submit(llm, batch, params, mode=mode)
-                elapsed = time.perf_counter() - start
-                wall_seconds[mode][repeat] += elapsed
-                for prompt, output in zip(batch, outputs, strict=True):
-                    own = output.prefill_seconds + output.decode_seconds
-                    samples.append(Sample(prompt, mode, output, elapsed if concurrency == 1 else own))
-                    observe(samples[-1])
-        del llm  # its memory, before the next one takes its own
+            warm_up = replace(params, max_tokens=min(8, params.max_tokens), min_tokens=0)
+            submit(both[mode], [_WARM_UP], warm_up, mode=mode)
+        if plain is None:
+            seconds = _one_by_one(llm, prompts, params, swapped=swapped, announce=announce, note=note)
+        else:
+            seconds = _at_once(both, prompts, params, swapped=swapped, note=note)
+        for mode in MODES:
+            wall_seconds[mode].append(seconds[mode])
+        del llm, both  # its memory, before the next one takes its own
     return Measurement(tuple(samples), {mode: tuple(seconds) for mode, seconds in wall_seconds.items()})
+
+
+def _one_by_one(
+    llm: LLM,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    swapped: bool,
+    announce: Callable[[Prompt, Mode], None],
+    note: Callable[[Sample], None],
+) -> dict[Mode, float]:
+    """Wall seconds of each mode."""
+    wall_seconds: dict[Mode, float] = dict.fromkeys(MODES, 0.0)
+    for index, prompt in enumerate(prompts):
+        for mode in reversed(MODES) if (index % 2 == 1) != swapped else MODES:
+            announce(prompt, mode)
+            start = time.perf_counter()
+            [output] = submit(llm, [prompt], params, mode=mode)
+            elapsed = time.perf_counter() - start
+            wall_seconds[mode] += elapsed
+            note(Sample(prompt, mode, output, elapsed))
+    return wall_seconds
+
+
+def _at_once(
+    llms: Mapping[Mode, LLM],
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    swapped: bool,
+    note: Callable[[Sample], None],
+) -> dict[Mode, float]:
+    """Seconds that each mode's turns took."""
+    turns: dict[Mode, Turns] = {
+        mode: Turns(llms[mode], prompts, replace(params, speculation=mode == "speculative"))
+        for mode in (reversed(MODES) if swapped else MODES)
+    }
+    while not all(own.finished for own in turns.values()):
+        for mode, own in turns.items():
+            for prompt, output in own.take():
+                note(Sample(prompt, mode, output, output.prefill_seconds + output.decode_seconds))
+    return {mode: own.seconds for mode, own in turns.items()}

@@ -92,9 +92,12 @@ def run(
             yield llm
             del llm  # its memory, before the next one takes its own
 
-    measurement = measure(
-        followed(), prompts, params=params, concurrency=setting.concurrency, observe=lambda _: advance()
+    plain = (
+        engines(model, replace(own, speculation=SpeculationConfig()), repeats=repeats)
+        if setting.concurrency > 1
+        else None
     )
+    measurement = measure(followed(), prompts, params=params, plain=plain, observe=lambda _: advance())
     by_category: dict[str, SpeculationMetrics] = {}
     for sample in measurement.samples:
         if sample.mode == "speculative":
@@ -146,6 +149,10 @@ class Forecast(Controller):
         self._drafting_seconds = 0.0
         self.plain_seconds = 0.0  # of plain passes for the same tokens
         self.seconds = 0.0  # of the passes as they are, and of drafting
+
+    @property
+    def least_reach(self) -> float:
+        return self._controller.least_reach
 
     @property
     def speedup(self) -> float:

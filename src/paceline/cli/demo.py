@@ -78,7 +78,7 @@ def demo() -> int:
             [llm],
             PROMPTS,
             params=params,
-            announce=lambda prompts, mode: status.update(f"{prompts[0].category}, {mode}"),
+            announce=lambda prompt, mode: status.update(f"{prompt.category}, {mode}"),
             observe=observe,
         )
     report = summarize(measurement)

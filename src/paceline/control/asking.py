@@ -22,10 +22,9 @@ class Worth:
     tries: int = 0
     gain: float = 0.0  # seconds that a draft's nodes save beyond their own
     seconds: float = 0.0  # to draft
-    skipped: int = 0  # since the last try
 
     def note(self, gain: float, seconds: float) -> None:
-        self.tries, self.skipped = self.tries + 1, 0
+        self.tries += 1
         weight = max(1 / self.tries, _GAIN_RATE)
         self.gain += weight * (gain - self.gain)
         self.seconds += weight * (seconds - self.seconds)
@@ -69,21 +68,20 @@ class Asking:
 
     def __init__(self) -> None:
         self.common = Worth()
+        self._untried = 0  # steps since all were asked
         self._requests: dict[str, Worth] = {}
         self._common_lengths: dict[tuple[str, int], Lengths] = {}
         self._lengths: dict[str, dict[tuple[str, int], Lengths]] = {}
         self._met: dict[str, set[str]] = {}  # drafters that have drafted for a request
 
-    def due(self, request_id: str, steps_between_tries: int) -> bool:
-        """Whether the request is to be asked, because that pays, or to see whether it does by now."""
-        own, common = self.worth(request_id), self.common
-        own.skipped, common.skipped = own.skipped + 1, common.skipped + 1
-        if common.tries < _FREE_TRIES or own.gain > own.seconds:
-            return True
-        if max(own.skipped, common.skipped) < steps_between_tries:
-            return False
-        common.skipped = 0  # one request is enough
-        return True
+    def due(self, request_ids: Sequence[str], steps_between_tries: int) -> list[bool]:
+        """Which requests are to be asked: those where that pays, and now and then all, to see whether it does by now.
+        All together, as much of what drafts take is shared by those of a step."""
+        self._untried += 1
+        if self.common.tries < _FREE_TRIES or self._untried >= steps_between_tries:
+            self._untried = 0
+            return [True] * len(request_ids)
+        return [own.gain > own.seconds for own in map(self.worth, request_ids)]
 
     def length(self, own: Lengths, common: Lengths, limit: int, *, seconds_per_node: float, tries_every: int) -> int:
         """Nodes to ask a slow drafter for; tries_every: nodes that may go by for each that is drafted in vain."""

@@ -6,7 +6,7 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,12 @@ import numpy as np
 from paceline.control.passes import chain_pass, fill_context, greedy
 from paceline.interfaces import Runner
 
-_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # that are measured; between them a cost is a straight line
-_CONTEXTS = (32, 256)  # tokens before them: the difference tells what a key costs, and reading a token's K/V
-_MEASURING_SECONDS = 1.0
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # that are measured; between them a cost is a straight line
+_STEADY = 8  # rows from which on no further row costs less than the one before it
+_CONTEXTS = (32, 1024)  # tokens before them: the difference tells what a key costs, and reading a token's K/V
+_CONTEXT_ROWS = (1, 8)  # that are measured with both
+_FILLED = 128  # tokens whose K/V is computed; those beyond are copies
+_MEASURING_SECONDS = 1.5
 _MOST_REPEATS, _LEAST_REPEATS = 7, 3  # the latter of single rows, whose differences tell what a context costs
 _TABLE = 129  # rows whose costs are looked up; beyond them the last slope goes on
 _REBUILD = 16  # passes between two renewals of the table
@@ -105,8 +108,8 @@ class PassCosts:
 
 
 def measure(runner: Runner, *, max_rows: int) -> PassCosts:
-    """Costs of greedy passes over up to max_rows rows, as medians of interleaved repeats. Takes about a second; of a
-    large model only as many row counts are measured as fit into it, and the last one.
+    """Costs of greedy passes over up to max_rows rows, as medians of interleaved repeats. Takes less than two seconds;
+    of a large model only as many row counts are measured as fit into that, and the last one.
 
     The runner's K/V pool must be free: its contents are lost.
     """
@@ -115,12 +118,12 @@ def measure(runner: Runner, *, max_rows: int) -> PassCosts:
     contexts = [context for context in _CONTEXTS if context + most <= room] or [0]
     counts = [rows for rows in _ROWS if rows <= most]
     times: dict[tuple[int, int], list[float]] = {}
-    fill_context(runner, np.zeros(contexts[-1], dtype=np.int32))
     began = time.perf_counter()
+    _fill(runner, contexts[-1])
     for rows in counts:
         if rows < counts[-1] and time.perf_counter() - began > _MEASURING_SECONDS:
             continue
-        for context in contexts if rows in (1, counts[-1]) else contexts[:1]:
+        for context in contexts if rows in _CONTEXT_ROWS else contexts[:1]:
             _timed_pass(runner, rows, context)  # warms up
             times[rows, context] = [_timed_pass(runner, rows, context)]
     for repeat in range(_MOST_REPEATS):
@@ -143,15 +146,25 @@ def _timed_pass(runner: Runner, rows: int, context: int) -> float:
     return time.perf_counter() - start
 
 
+def _fill(runner: Runner, count: int) -> None:
+    """K/V of so many tokens in the first slots of the pool, where it differs from place to place: reading it takes as
+    long as that of a text, other than of memory that was never written."""
+    fill_context(runner, np.zeros(min(count, _FILLED), dtype=np.int32))
+    for start in range(_FILLED, count, _FILLED):
+        copies = np.arange(min(_FILLED, count - start), dtype=np.int64)
+        runner.move(copies, copies + start)
+
+
 def _fitted(times: Mapping[tuple[int, int], Sequence[float]]) -> PassCosts:
     """times: seconds of the repeats of passes over (rows, context)."""
-    most = max(rows for rows, _ in times)
     short, long = min(context for _, context in times), max(context for _, context in times)
+    both = [rows for rows, context in times if context == long]
 
     def per_token(rows: int) -> float:  # of the context: its K/V is read once, and each row looks at its key
         more = np.subtract(times[rows, long], times[rows, short])  # repeat by repeat: those are close in time
         return float(np.median(more)) / max(1, long - short)
 
+    most = max(both)
     per_key = max(0.0, (per_token(most) - per_token(1)) / max(1, most - 1))
     per_context = max(0.0, per_token(1) - per_key)
     seconds = {
@@ -160,7 +173,25 @@ def _fitted(times: Mapping[tuple[int, int], Sequence[float]]) -> PassCosts:
         if context == short
     }
     return PassCosts(
-        {rows: max(own, 1e-7) for rows, own in seconds.items()},
+        _steady({rows: max(own, 1e-7) for rows, own in seconds.items()}),
         seconds_per_key=per_key,
         seconds_per_context=per_context,
     )
+
+
+def _steady(seconds: Mapping[int, float]) -> dict[int, float]:
+    """Costs by rows, of which from _STEADY rows on none makes the next one cheaper: where a measured slope is less than
+    the one before it, that is noise, and both become their mean."""
+    counts = sorted(rows for rows in seconds if rows >= _STEADY)
+    slopes: list[tuple[float, int]] = []  # seconds and rows of stretches, each steeper than the one before it
+    for before, rows in pairwise(counts):
+        rise, span = seconds[rows] - seconds[before], rows - before
+        while slopes and slopes[-1][0] / slopes[-1][1] > rise / span:
+            flatter = slopes.pop()
+            rise, span = rise + flatter[0], span + flatter[1]
+        slopes.append((rise, span))
+    if not slopes:
+        return dict(seconds)
+    rises, spans = zip(*slopes, strict=True)
+    smooth = np.interp(counts, np.cumsum([counts[0], *spans]), np.cumsum([seconds[counts[0]], *rises]))
+    return {**seconds, **dict(zip(counts, smooth.tolist(), strict=True))}

@@ -15,15 +15,18 @@ from paceline.types import Draft, Load, Observation, RequestView
 _ASKING_SHARE = 0.005  # of the time that may go into asking for drafts that come to nothing
 _SLOW_SHARE = 0.1  # of a plain pass: a drafter whose whole budget takes less is asked for all of it
 _PLAIN_EVERY = 256  # decoding steps after which one is made plainly, so that its price stays known
+_MOST_PENDING = 16  # such steps that wait to be learned from
 _RATE = 0.03  # weight of the newest step in averages: about the last 30 count
 _GUARD_PASSES = 10  # over one row, that speculation may cost on top of its share of the time
-_MARGIN = 1.05  # by which a node must be worth more than it costs: chances are estimates
+_MORE_ROWS = (1, 2, 4, 8)  # among which are those that cost least each
+_MARGIN = 1.1  # by which a node must be worth more than it costs: chances are estimates
 
 
 class FixedLength:
     """Every request drafts the same number of nodes in every step, or as many as its limit allows."""
 
     fixed = True
+    least_reach = 0.0
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self._num_speculative_tokens = num_speculative_tokens
@@ -101,22 +104,27 @@ class CostPolicy:
         self.guard = guard or Guard(budget_seconds=_GUARD_PASSES * costs.seconds(1))
         self._speedup = 1.0  # of decoding steps over plain ones, lately
         self._since_plain = 0  # decoding steps
+        self._plain: list[tuple[Load, float]] = []  # the latest steps without drafts, and their passes' seconds
         self._asking = Asking()
         self._stopwatches: dict[str, Stopwatch] = {}  # of each of several drafters; "": of the rest
+        self.least_reach = 0.0
         self._step = _Step(Load(0, 0))
 
     def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:
         """Nodes that each request may draft, at most its limit; 0 = it is not asked."""
         self._step = _Step(load)
-        if self._since_plain >= _PLAIN_EVERY:
+        if not views or self._since_plain >= _PLAIN_EVERY:
             return [0] * len(views)
+        self.least_reach = self._least_reach(load)
+        due = self._asking.due(
+            [view.request_id for view in views], self._tries_every(self._asking.common.seconds, load)
+        )
         planned = []
         allowance = self.guard.allowance
-        for view, limit in zip(views, limits, strict=True):
-            seconds = self._asking.worth(view.request_id).seconds
-            asked = self._asking.due(view.request_id, self._tries_every(seconds, load)) and seconds <= allowance
-            allowance -= seconds if asked else 0.0
-            planned.append(limit if asked else 0)
+        for view, limit, asked in zip(views, limits, due, strict=True):
+            seconds = self._asking.worth(view.request_id).seconds if asked else 0.0
+            planned.append(limit if asked and seconds <= allowance else 0)
+            allowance -= seconds if planned[-1] else 0.0
         return planned
 
     def budgets(
@@ -206,33 +214,48 @@ class CostPolicy:
         """Learns from a step: chances, costs, and what speculation gained."""
         before, self._step = self._step, _Step(Load(0, 0))
         load, drafting_seconds = before.load, before.drafting_seconds
-        rows, keys, num_accepted = load.rows, load.keys, 0
-        if before.proposed or any(step.drafts):
-            num_nodes, node_keys = step.nodes_and_keys
-            rows, keys = rows + num_nodes, keys + node_keys
-            for i, view in enumerate(step.views):
-                emitted, proposed = step.emitted(i), before.proposed.get(view.request_id)
-                num_accepted += max(0, len(emitted) - 1)
-                if proposed is not None and emitted:
-                    self.acceptance.observe(view.request_id, proposed, emitted)
         if not load.num_sequences:
             return
+        if not drafting_seconds and not any(step.drafts):
+            self._note_plain(load, step.seconds)
+            return
+        num_nodes, node_keys = step.nodes_and_keys
+        rows, keys, num_accepted = load.rows + num_nodes, load.keys + node_keys, 0
+        for i, view in enumerate(step.views):
+            emitted, proposed = step.emitted(i), before.proposed.get(view.request_id)
+            num_accepted += max(0, len(emitted) - 1)
+            if proposed is not None and emitted:
+                self.acceptance.observe(view.request_id, proposed, emitted)
         # What the pass should have taken: a neighbour's hiccups are not speculation's losses
         plain = self.costs.seconds(load.rows, load.keys, load.keys)
-        extra = self.costs.seconds(rows, keys, load.keys) - plain if rows > load.rows else 0.0
+        extra = self.costs.seconds(rows, keys, load.keys) - plain if num_nodes else 0.0
         saved = num_accepted / load.num_sequences * self._plain_seconds(load) if num_accepted else 0.0
         self.guard.note(step.seconds + drafting_seconds, lost=extra + drafting_seconds - saved)
         if load.rows != load.num_sequences:
             return  # a prompt's tokens are in it, whose price is another
         gained = (plain + saved) / (plain + extra + drafting_seconds)
         self._speedup += _RATE * (min(gained, 8.0) - self._speedup)
-        self._since_plain = self._since_plain + 1 if rows > load.rows else 0
+        self._since_plain = self._since_plain + 1 if num_nodes else 0
         self.costs.observe(rows, keys, load.keys, step.seconds)
 
     def release(self, request_id: str) -> None:
         """The request is over or preempted."""
         self._asking.release(request_id)
         self.acceptance.release(request_id)
+
+    def _note_plain(self, load: Load, seconds: float) -> None:
+        """A step without drafts, for which nobody was asked. Learned from with others: one by one they take longer."""
+        if load.rows == load.num_sequences:
+            self._since_plain = 0
+        self._plain.append((load, seconds))
+        if len(self._plain) < _MOST_PENDING:
+            return
+        for own, taken in self._plain:
+            self.guard.note(taken, lost=0.0)
+            if own.rows == own.num_sequences:
+                self._speedup += _RATE * (1.0 - self._speedup)
+                self.costs.observe(own.rows, own.keys, own.keys, taken)
+        self._plain.clear()
 
     def _credit(self, request_id: str, draft: Draft | None, node: int, gain: float) -> bool:
         """Credits a node to the slow drafter that proposed it first, if one did."""
@@ -273,6 +296,13 @@ class CostPolicy:
     def _rate(self, load: Load) -> float:
         """Tokens a second that the engine makes in decoding steps of so many sequences."""
         return max(1.0, self._speedup) * load.num_sequences / self._plain_seconds(load)
+
+    def _least_reach(self, load: Load) -> float:
+        """Half of what a node must bring where it costs least: chances may be twice what drafters say."""
+        seconds = self.costs.seconds
+        before = seconds(load.rows, load.keys)
+        cheapest = min((seconds(load.rows + more, load.keys) - before) / more for more in _MORE_ROWS)
+        return 0.5 * self._rate(load) * cheapest
 
     def _tries_every(self, seconds: float, load: Load) -> int:
         """Steps between two drafts that come to nothing, so that they take no more than their share of the time."""

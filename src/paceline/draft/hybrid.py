@@ -142,11 +142,13 @@ class HybridDrafter(Drafter):
         reach: list[float] = []
         for (parent, _), chance in zip(nodes, chances, strict=True):
             reach.append(chance * reach[parent] if parent >= 0 else chance)
-        # No node outdoes its parent, and sorting is stable in reverse, too: a node is kept only if its parent is.
-        kept = sorted(sorted(range(len(nodes)), key=reach.__getitem__, reverse=True)[:budget])
-        kept = [node for node in kept if reach[node] >= self._least_reach]
+        least = max(self._least_reach, self._controller.least_reach if self._controller is not None else 0.0)
+        kept = [node for node, own in enumerate(reach) if own >= least]
         if not kept:
             return None
+        if len(kept) > budget:
+            # No node outdoes its parent, and sorting is stable in reverse, too: a node is kept only if its parent is.
+            kept = sorted(sorted(kept, key=reach.__getitem__, reverse=True)[:budget])
         new_index = {-1: -1, **{node: index for index, node in enumerate(kept)}}
         return Draft(
             token_ids=np.array([nodes[node][1] for node in kept], dtype=np.int32),
@@ -160,7 +162,9 @@ class HybridDrafter(Drafter):
 def _cut(step: Observation, drafter: Drafter) -> Observation:
     """The step with as many successors as the drafter wants."""
     wanted = drafter.num_successors
-    cut = [None if rows is None or not wanted else rows[:, :wanted] for rows in step.successors]
+    cut = (
+        [None if rows is None else rows[:, :wanted] for rows in step.successors] if wanted else [None] * len(step.views)
+    )
     # Not by `replace`, which takes longer than all else here
     return Observation(step.views, step.drafts, step.verdicts, step.hidden, step.starts, cut, step.seconds)
 
