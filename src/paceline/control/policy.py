@@ -12,7 +12,8 @@ from paceline.control.guard import Guard
 from paceline.interfaces import Drafter
 from paceline.types import Draft, Load, Observation, RequestView
 
-_ASKING_SHARE = 0.005  # of the time that may go into asking for drafts that come to nothing
+_ASKING_SHARE = 0.0075  # of the time that may go into drafts that come to nothing, and what follows them
+_AFTERMATH = 1.5  # times a draft's time: with what choosing, packing, verifying and learning from it take on top
 _SLOW_SHARE = 0.1  # of a plain pass: a drafter whose whole budget takes less is asked for all of it
 _PLAIN_EVERY = 256  # decoding steps after which one is made plainly, so that its price stays known
 _MOST_PENDING = 16  # such steps that wait to be learned from
@@ -115,7 +116,6 @@ class CostPolicy:
         self._step = _Step(load)
         if not views or self._since_plain >= _PLAIN_EVERY:
             return [0] * len(views)
-        self.least_reach = self._least_reach(load)
         due = self._asking.due(
             [view.request_id for view in views], self._tries_every(self._asking.common.seconds, load)
         )
@@ -125,6 +125,8 @@ class CostPolicy:
             seconds = self._asking.worth(view.request_id).seconds if asked else 0.0
             planned.append(limit if asked and seconds <= allowance else 0)
             allowance -= seconds if planned[-1] else 0.0
+        if any(planned):
+            self.least_reach = self._least_reach(load)
         return planned
 
     def budgets(
@@ -275,7 +277,7 @@ class CostPolicy:
         """Notes what asking brought. gains: of each request's nodes, but for those of slow drafters."""
         step = self._step
         slow = sum(ask.seconds for asks in step.asks.values() for ask in asks.values())
-        seconds = max(0.0, step.drafting_seconds - slow) / len(views)
+        seconds = _AFTERMATH * max(0.0, step.drafting_seconds - slow) / len(views)
         for view, gain in zip(views, gains, strict=True):
             for ask in step.asks.get(view.request_id, {}).values():
                 for lengths in ask.lengths:

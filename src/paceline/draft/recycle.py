@@ -61,23 +61,19 @@ class RecycleDrafter(Drafter):
             if self._path.exists():
                 self._table.load(self._path, fingerprint=fingerprint)
         self._read: set[str] = set()  # requests whose prompts are in the table
-        self._pending: list[list[Seen]] = []  # steps since anybody asked: quicker learned from together
+        self._pending: list[Observation] = []  # since anybody asked: quicker learned from together
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         self._learn()
         return [self._grow(*_last_two(v.token_ids), budget) for v, budget in zip(views, budgets, strict=True)]
 
     def observe(self, step: Observation) -> None:
-        for view in step.views:
-            if view.request_id not in self._read and view.params.speculates:
-                self._read.add(view.request_id)
-                self._learn()
-                self._table.read_text(view.token_ids)
-        self._pending.append(list(_seen(step)))
+        self._pending.append(step)
         if len(self._pending) == _MOST_PENDING:
             self._learn()
 
     def release(self, request_id: str) -> None:
+        self._learn()
         self._read.discard(request_id)
 
     def close(self) -> None:
@@ -95,7 +91,11 @@ class RecycleDrafter(Drafter):
     def _learn(self) -> None:
         pending, self._pending = self._pending, []
         for step in pending:
-            self._table.rows.learn(step)
+            for view in step.views:
+                if view.request_id not in self._read and view.params.speculates:
+                    self._read.add(view.request_id)
+                    self._table.read_text(view.token_ids)
+            self._table.rows.learn(list(_seen(step)))
 
 
 def _last_two(token_ids: np.ndarray) -> tuple[int, int]:
