@@ -20,7 +20,7 @@ _MOST_PENDING = 16  # such steps that wait to be learned from
 _RATE = 0.03  # weight of the newest step in averages: about the last 30 count
 _GUARD_PASSES = 10  # over one row, that speculation may cost on top of its share of the time
 _MORE_ROWS = (1, 2, 4, 8)  # among which are those that cost least each
-_MARGIN = 1.1  # by which a node must be worth more than it costs: chances are estimates
+_MARGIN = 1.05  # by which a node must be worth more than it costs: chances are estimates
 
 
 class FixedLength:
