@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.control import cost
 from paceline.control.cost import PassCosts, measure
 from paceline.testing import ToyModel
 
@@ -76,6 +78,24 @@ def test_measuring(max_rows, max_model_len, num_blocks):
     model = ToyModel(max_model_len=max_model_len, num_blocks=num_blocks)
     costs = measure(model, max_rows=max_rows)
     assert 0 < costs.seconds(1) <= costs.seconds(8) <= costs.seconds(64, 10_000)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_measuring_on_a_noisy_machine(monkeypatch, seed):
+    """Contexts that are long enough to be seen, and no row that is cheap because a shorter pass was disturbed."""
+    rng, per_key, per_context = random.Random(seed), 6e-7, 3e-6
+
+    def timed(runner, rows, context):
+        seconds = 7e-3 + 1e-3 * max(0, rows - 2) + per_key * rows * context + per_context * context
+        return seconds * rng.choice([*[1.0] * 8, 1.05, 1.5])
+
+    monkeypatch.setattr(cost, "_timed_pass", timed)
+    costs = measure(ToyModel(max_model_len=2048, num_blocks=200), max_rows=64)
+    rises = [costs.seconds(rows + 1) - costs.seconds(rows) for rows in range(8, 40)]
+    assert all(later >= earlier - 1e-9 for earlier, later in pairwise(rises))
+    assert costs.seconds(33) - costs.seconds(16) == pytest.approx(17e-3, rel=0.3)
+    sixteen = costs.seconds(16, 16 * 450, 16 * 450) - costs.seconds(16)
+    assert sixteen == pytest.approx(16 * 450 * (per_key + per_context), rel=0.4)
 
 
 def test_few_measured_passes_do_not_swing():

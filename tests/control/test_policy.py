@@ -119,6 +119,36 @@ def test_a_single_stall_does_not_end_drafting():
     assert sum(world.lengths[60:]) > 8 * 80
 
 
+def test_requests_that_do_not_pay_are_tried_together_and_rarely():
+    world = World(steep, lambda step: 0, draft_seconds=lambda step: 2e-3, num_requests=4)
+    controller = policy()
+    world.run(controller, steps=400)
+    asked = []
+    plan = controller.plan
+
+    def watched(views, limits, load):
+        asked.append([budget > 0 for budget in plan(views, limits, load)])
+        return [limit if own else 0 for limit, own in zip(limits, asked[-1], strict=True)]
+
+    controller.plan = watched
+    world.run(controller, steps=400)
+    tries = [own for own in asked if any(own)]
+    assert 1 <= len(tries) <= 20
+    assert all(all(own) for own in tries)
+
+
+def test_only_nodes_that_can_pay_are_asked_for():
+    """Half of what they must bring where rows are cheapest: nothing where they are free, more the more requests."""
+    floors = []
+    for curve, sequences in ((flat, 1), (steep, 1), (steep, 16)):
+        controller = policy(curve)
+        controller.plan([view()], [8], Load(sequences, sequences))
+        floors.append(controller.least_reach)
+    assert 0 < floors[0] < 0.01
+    assert floors[1] == pytest.approx(0.5 * 0.8 / 5)
+    assert floors[2] == pytest.approx(0.5 * 0.8 * 16 / 17)
+
+
 def test_it_comes_back_when_a_drafter_becomes_good():
     world = World(steep, lambda step: 0 if step < 500 else 8)
     controller = policy()

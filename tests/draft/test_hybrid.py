@@ -318,6 +318,21 @@ def test_members_are_asked_in_order_for_what_the_controller_says() -> None:
     assert draft.proposers == (("a", "b"), ("a",))
 
 
+def test_nodes_that_could_not_pay_in_a_step_are_left_out() -> None:
+    hybrid = HybridDrafter(
+        [Scripted("a", lambda _: tree([5, 6, 7, 8], [-1, 0, 1, -1], [0.6, 0.6, 0.6, 0.3]))], vocab_size=V, selects=False
+    )
+    controller = FixedLength(8)
+    hybrid.consult(controller)
+    for least, kept in ((0.0, [5, 6, 7, 8]), (0.25, [5, 6, 8]), (0.35, [5, 6]), (0.59, [5])):
+        controller.least_reach = least
+        [draft] = hybrid.propose([view()], [8])
+        assert draft is not None
+        assert draft.token_ids.tolist() == kept
+    controller.least_reach = 0.61
+    assert hybrid.propose([view()], [8]) == [None]
+
+
 def test_a_wrong_draft_under_a_controller_names_its_drafter(monkeypatch) -> None:
     wrong = Scripted("b", lambda _: [5])
     monkeypatch.setattr(wrong, "propose", lambda views, budgets: ["draft"])

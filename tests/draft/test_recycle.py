@@ -148,6 +148,17 @@ def test_a_prompt_is_read_once_and_again_after_its_release():
     assert again.token_ids.tolist() == [6]
 
 
+def test_what_a_request_left_is_learned_though_nobody_asked_before_its_end():
+    drafter = RecycleDrafter(vocab_size=V)
+    observe(drafter, view([4, 5]), None, Verdict((), 8, "bonus"), [best_first(8)])
+    drafter.release("r")
+    observe(drafter, view([4, 9, 7]), None, None, None)  # another text, whose prompt is read as the first one's was
+    for known, next_token in (([4, 5], 8), ([4, 9], 7)):
+        draft = propose(drafter, known, 1)
+        assert draft is not None
+        assert draft.token_ids.tolist() == [next_token]
+
+
 def test_confidence_becomes_what_is_accepted():
     drafter, rng = RecycleDrafter(vocab_size=V, least_reach=0.0), np.random.default_rng(1)
     row = best_first(5)

@@ -73,7 +73,9 @@ def bench(
 ) -> int:
     """Measure plain and speculative decoding in one process, interleaved, prefix caching off.
 
-    Each repeat has an engine of its own, whose drafters remember nothing of the one before.
+    Each repeat has an engine of its own, whose drafters remember nothing of the one before. One request at a time plain
+    and speculative runs of a prompt follow each other; with --concurrency above 1 all prompts are handed in at once, to
+    an engine without a drafter, too, and the two take turns of a quarter of a second.
 
     tokens_per_second counts whole requests, prefill included; decode_tokens_per_second the time from the first output
     token to the last. With --concurrency above 1 the seconds of a request overlap with others': per category and for
