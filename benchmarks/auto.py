@@ -3,8 +3,8 @@
 usage: auto.py [--model M] [--speculation S] [--only CASE ...] [--per-category N] [--max-tokens N] [--repeats N]
        [--name NAME]
 Greedy, at temperature 1.5, after prompts of random tokens, and with 8 and 16 requests at once: `paceline bench`, which
-runs plain decoding beside it, prompt by prompt or, of several at once, batch by batch. Renews results/auto-MODEL.json;
-performance_page.py makes a table of it.
+runs plain decoding beside it, prompt by prompt or, of several at once, in turns of a quarter of a second. Renews
+results/auto-MODEL.json; performance_page.py makes a table of it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ CASES = {  # options of paceline bench
     "greedy": (),
     "temperature 1.5": ("--temperature", "1.5"),
     RANDOM: (),
-    "8 at once": ("--concurrency", "8", "--repeats", "10"),  # a repeat is one pair of times here, not one a prompt
-    "16 at once": ("--concurrency", "16", "--repeats", "10"),
+    "8 at once": ("--concurrency", "8"),
+    "16 at once": ("--concurrency", "16"),
 }
 RANDOM_PROMPTS, RANDOM_TOKENS = 14, 100
 

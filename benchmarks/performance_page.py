@@ -73,7 +73,8 @@ def auto_table(results: dict[str, Any]) -> str:
     categories = list(next((case["by_category"] for case in cases.values() if case["by_category"]), {}))
     lines = [
         f"`benchmarks/auto.py`: {results['model'].split(';')[0]}; decoding against plain decoding, of several requests "
-        f"at once the throughput; medians of interleaved repeats, each with a fresh engine; in brackets what the "
+        f"at once the throughput, beside an engine without a drafter, in turns; "
+        f"medians of interleaved repeats, each with a fresh engine; in brackets what the "
         f"speed-up exceeds with 95% confidence; {machine(results)}.",
         "",
         f"| | prompts | new tokens | repeats | ids as plain | tokens a pass | all | {' | '.join(categories)} |",

@@ -245,3 +245,16 @@ def test_counters(llm: LLM) -> None:
     output = llm.generate("one two one two one two one", SamplingParams(max_tokens=8))[0]
     name = "paceline:spec_decode_num_draft_tokens_total"
     assert llm.metrics()[name] == before[name] + output.metrics.num_draft_tokens
+
+
+def test_an_llm_made_of_another_one_has_its_weights_and_its_text(tiny_llama: Path) -> None:
+    small = EngineConfig(num_threads=1, cache=CacheConfig(kv_cache_memory=4 << 20))
+    llm = LLM(str(tiny_llama), config=small, speculation="ngram")
+    other = LLM(llm, speculation="none")
+    assert other.config == replace(llm.config, speculation=other.config.speculation)
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    assert other.generate("ab ab", params)[0].token_ids == llm.generate("ab ab", params)[0].token_ids
+    if llm.config.engine == "native":
+        assert other.runner.weights is llm.runner.weights
+    with pytest.raises(ConfigError, match="shares its weights, so dtype must be"):
+        LLM(llm, config=replace(llm.config, dtype="bfloat16"))

@@ -23,18 +23,19 @@ from paceline.models.tuned_layers import fingerprint
 if TYPE_CHECKING:
     from paceline.models.loader import LoadedModel
 
-_MAX_ROWS = 64
+_MAX_ROWS = 32
+_METHOD = 2  # counts up when costs are measured in another way
 
 
 def of(model: LoadedModel, config: EngineConfig, runner: Runner) -> PassCosts:
-    """Costs of a model under a resolved config, whose runner's K/V pool is free. Takes about a second where they are
-    not known."""
+    """Costs of a model under a resolved config, whose runner's K/V pool is free. Where they are not known it takes less
+    than two seconds, of a large model a few more."""
     path = _path(model, config)
     with suppress(CorruptFileError, OSError, ValueError):  # measured again, and written over
         if (value := read_json(path)) is not None:
             return PassCosts.from_json(value)
     found = measure(runner, max_rows=min(_MAX_ROWS, config.scheduler.max_num_batched_tokens))
-    with suppress(OSError):  # a folder that cannot be written to costs a second at each start
+    with suppress(OSError):  # a folder that cannot be written to costs seconds at each start
         write_json(path, found.as_json())
     return found
 
@@ -47,6 +48,6 @@ def _path(model: LoadedModel, config: EngineConfig) -> Path:
     settings["scheduler"].pop("max_num_seqs")
     cpu = cpu_fields()
     names = [value for name, value in cpu.items() if name.startswith(("vendor_id", "model", "flags"))]
-    machine = [names or platform.processor(), platform.machine(), usable_cores(), paceline.__version__]
+    machine = [names or platform.processor(), platform.machine(), usable_cores(), paceline.__version__, _METHOD]
     key = json.dumps([machine, fingerprint(model.path), settings], sort_keys=True)
     return cache_folder() / "costs" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

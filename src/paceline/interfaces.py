@@ -171,7 +171,7 @@ class Controller(Protocol):
 
     @property
     def least_reach(self) -> float:
-        """The chance to be reached below which no node is worth its row in this step."""
+        """The chance to be reached, by drafters' claims, below which no node is worth offering in this step."""
         ...
 
     def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:

@@ -44,7 +44,8 @@ class LLM:
 
     `with LLM(...) as llm:` closes it at the end, which matters where a drafter saves something.
 
-    model: a catalog name (`paceline models`), a folder of Hugging Face files, a GGUF file, a hub id, or a LoadedModel.
+    model: a catalog name (`paceline models`), a folder of Hugging Face files, a GGUF file, a hub id, a LoadedModel, or
+    another LLM: on the native engine the weights are then in memory once, for both.
     speculation: what `SpeculationConfig.parse` reads, e.g. "ngram" or {"method": "draft_model", "model": "..."};
     it takes the place of the config's. progress: show bars while a model is fetched. trace: a file for what each step
     does, drafts and probabilities included, to be read by `paceline trace`; it slows decoding down. step_details:
@@ -56,7 +57,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | PathLike[str] | LoadedModel,
+        model: str | PathLike[str] | LoadedModel | LLM,
         *,
         config: EngineConfig | None = None,
         speculation: str | Mapping[str, Any] | SpeculationConfig | None = None,
@@ -64,15 +65,23 @@ class LLM:
         trace: str | PathLike[str] | None = None,
         step_details: bool = False,
     ) -> None:
-        config = config or EngineConfig()
+        twin = model if isinstance(model, LLM) else None
+        config = config or (twin.config if twin is not None else EngineConfig())
         if speculation is not None:
             config = replace(config, speculation=SpeculationConfig.parse(speculation))
         self.config = config = runners.resolve(config)
+        if twin is not None:
+            _check_weights(config, twin.config)
         trace_file = None if trace is None else TraceFile(trace)  # before the model: that takes long to load
         self._model = _load(model, progress=progress)
         self.tokenizer = self._model.tokenizer
         self.runner = runners.create_runner(
-            self._model, config, cache=config.cache, max_model_len=config.max_model_len, progress=progress
+            self._model,
+            config,
+            cache=config.cache,
+            max_model_len=config.max_model_len,
+            progress=progress,
+            twin=None if twin is None else twin.runner,
         )
         _check_room(config, self.runner)
         rule = config.speculation
@@ -278,14 +287,26 @@ class LLM:
         return self.tokenizer.encode(text, add_special_tokens=False), text
 
 
-def _load(model: str | PathLike[str] | LoadedModel, *, progress: bool) -> LoadedModel:
+def _load(model: str | PathLike[str] | LoadedModel | LLM, *, progress: bool) -> LoadedModel:
     from paceline.models.loader import LoadedModel, load
 
+    if isinstance(model, LLM):
+        return model._model
     if isinstance(model, LoadedModel):
         return model
     if isinstance(model, (str, PathLike)):
         return load(str(model), progress=progress)
     raise ConfigError(f"model must be a name, a path or a LoadedModel; got {type(model).__name__}: try 'smollm2-135m'.")
+
+
+def _check_weights(config: EngineConfig, other: EngineConfig) -> None:
+    """Raises ConfigError if weights of one would not be those of the other."""
+    for name in ("engine", "device", "dtype", "quantization"):
+        if getattr(config, name) != getattr(other, name):
+            raise ConfigError(
+                f"an LLM made of another one shares its weights, so {name} must be {getattr(other, name)!r}; got "
+                f"{getattr(config, name)!r}: give the model's name instead."
+            )
 
 
 def _check_room(config: EngineConfig, runner: Runner) -> None:

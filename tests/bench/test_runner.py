@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import product
 
 from paceline import LLM, CacheConfig, EngineConfig, SamplingParams, SpeculationConfig
-from paceline.bench.runner import engines, measure
+from paceline.bench.runner import engines, measure, without_drafter
 from paceline.bench.turns import Turns
 from paceline.bench.workload import Prompt
 from paceline.models.loader import load
@@ -43,10 +43,18 @@ def test_one_request_at_a_time_alternates_the_modes_and_which_goes_first(tiny_ll
 
 
 def test_with_an_engine_for_plain_runs_all_prompts_run_at_once_on_both(tiny_llama):
-    plain = engines(load(str(tiny_llama)), replace(CONFIG, speculation=SpeculationConfig()), repeats=2)
-    seen = events(tiny_llama, repeats=2, plain=plain)
+    made: list[tuple[LLM, LLM]] = []
+
+    def beside(llm: LLM) -> LLM:
+        made.append((llm, without_drafter(llm)))
+        return made[-1][1]
+
+    seen = events(tiny_llama, repeats=2, beside=beside)
     assert sorted(seen) == sorted(2 * [("done", *run) for run in product("xy", ("plain", "speculative"))])
-    assert next(plain, None) is None
+    assert len(made) == 2
+    for llm, plain in made:
+        assert plain.config.speculation.method == "none"
+        assert plain.runner.weights is llm.runner.weights
 
 
 def test_while_others_have_their_turn_the_clock_stands_still(tiny_llama):
@@ -58,7 +66,7 @@ def test_while_others_have_their_turn_the_clock_stands_still(tiny_llama):
         outputs += [output for _, output in first.take()]
         time.sleep(0.002)
         pauses += 1
-        list(second.take())
+        second.take()
     elapsed = time.perf_counter() - start
     assert 0 < first.seconds + second.seconds <= elapsed - 0.002 * pauses
     assert len(outputs) == len(PROMPTS)

@@ -71,13 +71,38 @@ def test_other_files(value):
         PassCosts.from_json(value)
 
 
-@pytest.mark.parametrize(
-    ("max_rows", "max_model_len", "num_blocks"), [(64, 512, 64), (8, 512, 64), (64, 5, 1), (1, 2, 1)]
-)
-def test_measuring(max_rows, max_model_len, num_blocks):
-    model = ToyModel(max_model_len=max_model_len, num_blocks=num_blocks)
-    costs = measure(model, max_rows=max_rows)
+class Lax(ToyModel):
+    """Takes keys of any history: most of a long context are copies."""
+
+    def _in_order(self, slots, *, partial):
+        return slots
+
+
+SIZES = [(64, 2048, 200), (64, 512, 64), (64, 1024, 64), (8, 512, 64), (3, 2048, 200), (64, 5, 1), (1, 2, 1)]
+
+
+@pytest.mark.parametrize(("max_rows", "max_model_len", "num_blocks"), SIZES)
+@pytest.mark.parametrize("budget", [0.1, -1.0], ids=["in time", "slow"])
+def test_measuring(monkeypatch, max_rows, max_model_len, num_blocks, budget):
+    monkeypatch.setattr(cost, "_MEASURING_SECONDS", budget)
+    costs = measure(Lax(max_model_len=max_model_len, num_blocks=num_blocks), max_rows=max_rows)
     assert 0 < costs.seconds(1) <= costs.seconds(8) <= costs.seconds(64, 10_000)
+
+
+@pytest.mark.parametrize(("max_rows", "max_model_len", "num_blocks"), SIZES[:5])
+@pytest.mark.parametrize("budget", [1.0, -1.0], ids=["in time", "slow"])
+def test_what_contexts_and_keys_cost(monkeypatch, max_rows, max_model_len, num_blocks, budget):
+    per_key, per_context = 6e-7, 3e-6
+
+    def timed(runner, rows, context):
+        return 7e-3 + 1e-3 * rows + per_key * rows * context + per_context * context
+
+    monkeypatch.setattr(cost, "_timed_pass", timed)
+    monkeypatch.setattr(cost, "_MEASURING_SECONDS", budget)
+    costs = measure(Lax(max_model_len=max_model_len, num_blocks=num_blocks), max_rows=max_rows)
+    assert costs.seconds(1, 5000) - costs.seconds(1) == pytest.approx(5000 * per_key)
+    assert costs.seconds(1, 0, 5000) - costs.seconds(1) == pytest.approx(5000 * per_context)
+    assert costs.seconds(max_rows) == pytest.approx(7e-3 + 1e-3 * max_rows)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -90,7 +115,7 @@ def test_measuring_on_a_noisy_machine(monkeypatch, seed):
         return seconds * rng.choice([*[1.0] * 8, 1.05, 1.5])
 
     monkeypatch.setattr(cost, "_timed_pass", timed)
-    costs = measure(ToyModel(max_model_len=2048, num_blocks=200), max_rows=64)
+    costs = measure(Lax(max_model_len=2048, num_blocks=200), max_rows=64)
     rises = [costs.seconds(rows + 1) - costs.seconds(rows) for rows in range(8, 40)]
     assert all(later >= earlier - 1e-9 for earlier, later in pairwise(rises))
     assert costs.seconds(33) - costs.seconds(16) == pytest.approx(17e-3, rel=0.3)

@@ -143,10 +143,33 @@ def test_only_nodes_that_can_pay_are_asked_for():
     for curve, sequences in ((flat, 1), (steep, 1), (steep, 16)):
         controller = policy(curve)
         controller.plan([view()], [8], Load(sequences, sequences))
+        assert controller.least_reach == 0.0, "the first tries tell what is behind claims"
+        for request in range(8):
+            controller.select([view(f"r{request}")], [chain(0.9)], Load(sequences, sequences), seconds=1e-3)
+        controller.plan([view()], [8], Load(sequences, sequences))
         floors.append(controller.least_reach)
     assert 0 < floors[0] < 0.01
     assert floors[1] == pytest.approx(0.5 * 0.8 / 5)
     assert floors[2] == pytest.approx(0.5 * 0.8 * 16 / 17)
+
+
+def test_plain_steps_are_learned_from_before_the_next_draft_is_judged():
+    controller = policy()
+    seen = []
+    observe = controller.costs.observe
+    controller.costs.observe = lambda rows, *rest: seen.append(rows) or observe(rows, *rest)
+    World(steep, lambda step: 8).run(controller, steps=300)
+    assert seen.count(1) >= 1, "of the steps that are made plainly now and then"
+    assert controller._plain == []
+
+
+def test_a_try_that_the_guard_forbids_is_made_up_for():
+    controller = policy()
+    World(steep, lambda step: 0, draft_seconds=lambda step: 2e-3).run(controller, steps=400)
+    controller.guard.allowance = -1.0
+    assert [controller.plan([view("r0")], [8], LOAD) for _ in range(300)] == 300 * [[0]]
+    controller.guard.allowance = 1.0
+    assert controller.plan([view("r0")], [8], LOAD) == [8]
 
 
 def test_it_comes_back_when_a_drafter_becomes_good():

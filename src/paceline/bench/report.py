@@ -16,7 +16,8 @@ _LEAST_REPEATS = 3  # for a bound
 def summarize(measurement: Measurement) -> dict[str, Any]:
     """The JSON of `paceline bench`, but for model, settings and environment.
 
-    `speedup` compares whole requests (wall time), `decode_speedup` the time from the first output token to the last.
+    `speedup` compares whole requests (wall time, of requests at once that of the mode's turns), `decode_speedup` the
+    time from the first output token to the last.
     """
     by_category: dict[str, list[Sample]] = {}
     for sample in measurement.samples:

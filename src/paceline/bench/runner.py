@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.bench.turns import Turns
 from paceline.bench.workload import Prompt
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, SpeculationConfig
 from paceline.params import SamplingParams
 from paceline.types import RequestOutput
 
@@ -34,7 +34,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """All samples, and the wall time of each mode in each repeat."""
+    """All samples, and the wall time of each mode in each repeat; of requests at once that of its turns."""
 
     samples: tuple[Sample, ...]
     wall_seconds: dict[Mode, tuple[float, ...]]
@@ -49,8 +49,7 @@ def submit(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, *, mode:
 
 
 def engines(model: LoadedModel, config: EngineConfig, *, repeats: int) -> Iterator[LLM]:
-    """One after another, for `measure`: nothing that a drafter remembers of one repeat helps the next, and none lies
-    better in memory than the others every time.
+    """One after another, for `measure`: nothing that a drafter remembers of one repeat helps the next.
 
     They are not closed: drafters that keep a file read it, and leave it as it is.
     """
@@ -60,19 +59,26 @@ def engines(model: LoadedModel, config: EngineConfig, *, repeats: int) -> Iterat
         yield LLM(model, config=config, progress=False)  # no name, which would keep it while the next one is made
 
 
+def without_drafter(llm: LLM) -> LLM:
+    """An engine for plain runs beside one that drafts: the same weights in memory, a K/V cache of its own."""
+    from paceline.llm import LLM
+
+    return LLM(llm, config=replace(llm.config, speculation=SpeculationConfig(method="none")), progress=False)
+
+
 def measure(
     llms: Iterable[LLM],
     prompts: Sequence[Prompt],
     *,
     params: SamplingParams,
-    plain: Iterator[LLM] | None = None,
+    beside: Callable[[LLM], LLM] | None = None,
     announce: Callable[[Prompt, Mode], None] = lambda prompt, mode: None,
     observe: Callable[[Sample], None] = lambda sample: None,
 ) -> Measurement:
     """Each prompt in both modes, once with each engine, after a short warm-up.
 
-    One request at a time the modes alternate prompt by prompt, and so does which goes first. With as many engines for
-    the plain runs all prompts are handed in at once, and each two engines take turns of a few steps.
+    One request at a time the modes alternate prompt by prompt, and so does which goes first. `beside` makes of an
+    engine another one for the plain runs: then all prompts are handed in at once to both, which take turns.
     `announce` is told what single request is next, `observe` of each finished one; the warm-up is neither's.
     """
     samples: list[Sample] = []
@@ -84,11 +90,11 @@ def measure(
     wall_seconds: dict[Mode, list[float]] = {mode: [] for mode in MODES}
     for llm in llms:
         swapped = len(wall_seconds["plain"]) % 2 == 1
-        both: dict[Mode, LLM] = {"plain": llm if plain is None else next(plain), "speculative": llm}
+        both: dict[Mode, LLM] = {"plain": llm if beside is None else beside(llm), "speculative": llm}
         for mode in MODES:
             warm_up = replace(params, max_tokens=min(8, params.max_tokens), min_tokens=0)
             submit(both[mode], [_WARM_UP], warm_up, mode=mode)
-        if plain is None:
+        if beside is None:
             seconds = _one_by_one(llm, prompts, params, swapped=swapped, announce=announce, note=note)
         else:
             seconds = _at_once(both, prompts, params, swapped=swapped, note=note)

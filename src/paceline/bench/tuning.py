@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import costs
 from paceline.bench.report import summarize
-from paceline.bench.runner import MODES, engines, measure
+from paceline.bench.runner import MODES, engines, measure, without_drafter
 from paceline.bench.workload import Prompt
 from paceline.config import EngineConfig, SpeculationConfig
 from paceline.control.cost import PassCosts
@@ -92,12 +92,8 @@ def run(
             yield llm
             del llm  # its memory, before the next one takes its own
 
-    plain = (
-        engines(model, replace(own, speculation=SpeculationConfig()), repeats=repeats)
-        if setting.concurrency > 1
-        else None
-    )
-    measurement = measure(followed(), prompts, params=params, plain=plain, observe=lambda _: advance())
+    beside = without_drafter if setting.concurrency > 1 else None
+    measurement = measure(followed(), prompts, params=params, beside=beside, observe=lambda _: advance())
     by_category: dict[str, SpeculationMetrics] = {}
     for sample in measurement.samples:
         if sample.mode == "speculative":

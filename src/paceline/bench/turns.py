@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -34,19 +34,18 @@ class Turns:
     def finished(self) -> bool:
         return not self._engine.has_unfinished
 
-    def take(self) -> Iterator[tuple[Prompt, RequestOutput]]:
-        """Steps for a turn's time. Yields what finishes, with times by the own clock."""
+    def take(self) -> list[tuple[Prompt, RequestOutput]]:
+        """Steps for a turn's time. Returns what finished, with times by the own clock."""
         start = now = time.perf_counter()
         self._pauses.append((self._paused_at, start))
-        finished: list[RequestOutput] = []
+        finished: list[tuple[Prompt, RequestOutput]] = []
         while self._engine.has_unfinished and (now == start or now - start < self._turn_seconds):
             outputs = [delta.output for delta in self._engine.step() if delta.output is not None]
             now = time.perf_counter()
-            finished += [self._by_own_clock(output, now) for output in outputs]
+            finished += [(self._prompts[o.request_id], self._by_own_clock(o, now)) for o in outputs]
         self._paused_at = now
         self.seconds += now - start
-        for output in finished:
-            yield self._prompts[output.request_id], output
+        return finished
 
     def _by_own_clock(self, output: RequestOutput, now: float) -> RequestOutput:
         first_token = now - output.decode_seconds

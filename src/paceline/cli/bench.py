@@ -1,10 +1,9 @@
-"""`paceline bench`: what speculation is worth, against plain decoding in the same engine."""
+"""`paceline bench`: what speculation is worth, against plain decoding in the same process."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +12,11 @@ import typer
 from paceline.bench import peers
 from paceline.bench.environment import describe_environment
 from paceline.bench.report import summarize
-from paceline.bench.runner import MODES, engines, measure
+from paceline.bench.runner import MODES, engines, measure, without_drafter
 from paceline.bench.workload import read_prompts, select
 from paceline.cli import options
 from paceline.cli.output import Column, category_table, note, print_json, progress_bar
-from paceline.config import SpeculationConfig, at_least
+from paceline.config import at_least
 from paceline.errors import ConfigError
 from paceline.models import runners
 from paceline.models.loader import load
@@ -127,12 +126,8 @@ def bench(
             del llm  # its memory, before the next one takes its own
 
     with progress_bar("measuring", total=len(MODES) * repeats * len(chosen)) as advance:
-        plain = (
-            engines(loaded, replace(config, speculation=SpeculationConfig()), repeats=repeats)
-            if concurrency > 1
-            else None
-        )
-        measurement = measure(introduced(), chosen, params=params, plain=plain, observe=lambda _: advance())
+        beside = without_drafter if concurrency > 1 else None
+        measurement = measure(introduced(), chosen, params=params, beside=beside, observe=lambda _: advance())
     report = summarize(measurement) | {
         "model": described["model"],
         "settings": {

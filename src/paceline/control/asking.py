@@ -21,7 +21,11 @@ class Worth:
 
     tries: int = 0
     gain: float = 0.0  # seconds that a draft's nodes save beyond their own
-    seconds: float = 0.0  # to draft
+    seconds: float = 0.0  # to draft, and for what follows
+
+    @property
+    def pays(self) -> bool:
+        return self.gain > self.seconds
 
     def note(self, gain: float, seconds: float) -> None:
         self.tries += 1
@@ -74,14 +78,15 @@ class Asking:
         self._lengths: dict[str, dict[tuple[str, int], Lengths]] = {}
         self._met: dict[str, set[str]] = {}  # drafters that have drafted for a request
 
-    def due(self, request_ids: Sequence[str], steps_between_tries: int) -> list[bool]:
-        """Which requests are to be asked: those where that pays, and now and then all, to see whether it does by now.
-        All together, as much of what drafts take is shared by those of a step."""
+    def is_time_to_try(self, steps_between_tries: int) -> bool:
+        """Whether all requests are to be asked, also where that did not pay of late, to see whether it does by now. All
+        together, as much of what drafts take is shared by those of a step."""
         self._untried += 1
-        if self.common.tries < _FREE_TRIES or self._untried >= steps_between_tries:
-            self._untried = 0
-            return [True] * len(request_ids)
-        return [own.gain > own.seconds for own in map(self.worth, request_ids)]
+        return self.common.tries < _FREE_TRIES or self._untried >= steps_between_tries
+
+    def tried(self) -> None:
+        """All are asked in this step."""
+        self._untried = 0
 
     def length(self, own: Lengths, common: Lengths, limit: int, *, seconds_per_node: float, tries_every: int) -> int:
         """Nodes to ask a slow drafter for; tries_every: nodes that may go by for each that is drafted in vain."""

@@ -17,7 +17,7 @@ from paceline.interfaces import Runner
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # that are measured; between them a cost is a straight line
 _STEADY = 8  # rows from which on no further row costs less than the one before it
 _CONTEXTS = (32, 1024)  # tokens before them: the difference tells what a key costs, and reading a token's K/V
-_CONTEXT_ROWS = (1, 8)  # that are measured with both
+_MOST_CONTEXT_ROWS = 8  # besides one row as many as there are, up to this, are measured with both
 _FILLED = 128  # tokens whose K/V is computed; those beyond are copies
 _MEASURING_SECONDS = 1.5
 _MOST_REPEATS, _LEAST_REPEATS = 7, 3  # the latter of single rows, whose differences tell what a context costs
@@ -115,15 +115,16 @@ def measure(runner: Runner, *, max_rows: int) -> PassCosts:
     """
     room = min(runner.max_model_len, runner.kv.num_blocks * runner.kv.block_size)
     most = max(1, min(max_rows, room - 1))
-    contexts = [context for context in _CONTEXTS if context + most <= room] or [0]
     counts = [rows for rows in _ROWS if rows <= most]
+    both = {1, max(rows for rows in counts if rows <= _MOST_CONTEXT_ROWS)}  # that are measured after either context
+    short, long = (min(context, room - rows) for context, rows in zip(_CONTEXTS, (most, max(both)), strict=True))
     times: dict[tuple[int, int], list[float]] = {}
+    _fill(runner, long)
     began = time.perf_counter()
-    _fill(runner, contexts[-1])
     for rows in counts:
-        if rows < counts[-1] and time.perf_counter() - began > _MEASURING_SECONDS:
+        if rows not in both | {counts[-1]} and time.perf_counter() - began > _MEASURING_SECONDS:
             continue
-        for context in contexts if rows in _CONTEXT_ROWS else contexts[:1]:
+        for context in dict.fromkeys((short, long)) if rows in both else (short,):
             _timed_pass(runner, rows, context)  # warms up
             times[rows, context] = [_timed_pass(runner, rows, context)]
     for repeat in range(_MOST_REPEATS):
@@ -131,8 +132,8 @@ def measure(runner: Runner, *, max_rows: int) -> PassCosts:
             break
         for rows, context in times if repeat % 2 else reversed(times):
             times[rows, context].append(_timed_pass(runner, rows, context))
-    while len(times[1, contexts[0]]) < _LEAST_REPEATS:
-        for context in contexts:
+    while len(times[1, short]) < _LEAST_REPEATS:
+        for context in dict.fromkeys((short, long)):
             times[1, context].append(_timed_pass(runner, 1, context))
     return _fitted(times)
 
@@ -172,8 +173,12 @@ def _fitted(times: Mapping[tuple[int, int], Sequence[float]]) -> PassCosts:
         for (rows, context), own in times.items()
         if context == short
     }
+    counts = sorted(seconds)
+    rising = list(accumulate((max(seconds[rows], 1e-7) for rows in reversed(counts)), min))[
+        ::-1
+    ]  # else it was a hiccup
     return PassCosts(
-        _steady({rows: max(own, 1e-7) for rows, own in seconds.items()}),
+        _steady(dict(zip(counts, rising, strict=True))),
         seconds_per_key=per_key,
         seconds_per_context=per_context,
     )

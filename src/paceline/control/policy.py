@@ -12,11 +12,11 @@ from paceline.control.guard import Guard
 from paceline.interfaces import Drafter
 from paceline.types import Draft, Load, Observation, RequestView
 
-_ASKING_SHARE = 0.0075  # of the time that may go into drafts that come to nothing, and what follows them
+_ASKING_SHARE = 0.005  # of the time that may go into asking for drafts that come to nothing
 _AFTERMATH = 1.5  # times a draft's time: with what choosing, packing, verifying and learning from it take on top
 _SLOW_SHARE = 0.1  # of a plain pass: a drafter whose whole budget takes less is asked for all of it
 _PLAIN_EVERY = 256  # decoding steps after which one is made plainly, so that its price stays known
-_MOST_PENDING = 16  # such steps that wait to be learned from
+_MOST_PENDING = 16  # steps for which nobody was asked that wait to be learned from
 _RATE = 0.03  # weight of the newest step in averages: about the last 30 count
 _GUARD_PASSES = 10  # over one row, that speculation may cost on top of its share of the time
 _MORE_ROWS = (1, 2, 4, 8)  # among which are those that cost least each
@@ -88,10 +88,10 @@ class CostPolicy:
     minus rate * C(n), where the rate is the tokens a second that the engine makes of late, plain decoding's at least:
     time that goes into a poor node is taken from steps that would use it better. n = 0 is plain decoding.
 
-    Where the drafts of a request save less than it takes to draft them, it is asked about once in a while only, as
-    often as _ASKING_SHARE of the time allows. Of several drafters slow ones, such as a draft model, are asked for as
-    many nodes as save more than they take, judged by what they added of late to what the others knew (Asking). The
-    guard bounds the loss where chances are misjudged.
+    Where the drafts of a request save less than it takes to draft them, it is asked about once in a while only, with
+    all the others, as often as _ASKING_SHARE of the time allows. Of several drafters slow ones, such as a draft model,
+    are asked for as many nodes as save more than they take, judged by what they added of late to what the others knew
+    (Asking). The guard bounds the loss where chances are misjudged.
 
     Drafts with a law are kept whole or not at all, by their length and what became of earlier ones: which of their
     sampled nodes are verified may not depend on what they are.
@@ -116,17 +116,18 @@ class CostPolicy:
         self._step = _Step(load)
         if not views or self._since_plain >= _PLAIN_EVERY:
             return [0] * len(views)
-        due = self._asking.due(
-            [view.request_id for view in views], self._tries_every(self._asking.common.seconds, load)
-        )
+        asking = self._asking
+        trying = asking.is_time_to_try(self._tries_every(asking.common.seconds / _AFTERMATH, load))
         planned = []
         allowance = self.guard.allowance
-        for view, limit, asked in zip(views, limits, due, strict=True):
-            seconds = self._asking.worth(view.request_id).seconds if asked else 0.0
-            planned.append(limit if asked and seconds <= allowance else 0)
-            allowance -= seconds if planned[-1] else 0.0
-        if any(planned):
-            self.least_reach = self._least_reach(load)
+        for view, limit in zip(views, limits, strict=True):
+            own = asking.worth(view.request_id)
+            asked = (trying or own.pays) and own.seconds <= allowance
+            allowance -= own.seconds if asked else 0.0
+            planned.append(limit if asked else 0)
+        if trying and all(planned):
+            asking.tried()
+        self.least_reach = 0.0 if trying else self._least_reach(load)
         return planned
 
     def budgets(
@@ -218,9 +219,14 @@ class CostPolicy:
         load, drafting_seconds = before.load, before.drafting_seconds
         if not load.num_sequences:
             return
-        if not drafting_seconds and not any(step.drafts):
-            self._note_plain(load, step.seconds)
+        if not (drafting_seconds or before.proposed or any(step.drafts)):
+            if load.rows == load.num_sequences:
+                self._since_plain = 0
+            self._plain.append((load, step.seconds))
+            if len(self._plain) == _MOST_PENDING:
+                self._learn_plain()
             return
+        self._learn_plain()
         num_nodes, node_keys = step.nodes_and_keys
         rows, keys, num_accepted = load.rows + num_nodes, load.keys + node_keys, 0
         for i, view in enumerate(step.views):
@@ -245,18 +251,13 @@ class CostPolicy:
         self._asking.release(request_id)
         self.acceptance.release(request_id)
 
-    def _note_plain(self, load: Load, seconds: float) -> None:
-        """A step without drafts, for which nobody was asked. Learned from with others: one by one they take longer."""
-        if load.rows == load.num_sequences:
-            self._since_plain = 0
-        self._plain.append((load, seconds))
-        if len(self._plain) < _MOST_PENDING:
-            return
-        for own, taken in self._plain:
-            self.guard.note(taken, lost=0.0)
-            if own.rows == own.num_sequences:
+    def _learn_plain(self) -> None:
+        """From steps for which nobody was asked, together: one by one it takes longer."""
+        for load, seconds in self._plain:
+            self.guard.note(seconds, lost=0.0)
+            if load.rows == load.num_sequences:
                 self._speedup += _RATE * (1.0 - self._speedup)
-                self.costs.observe(own.rows, own.keys, own.keys, taken)
+                self.costs.observe(load.rows, load.keys, load.keys, seconds)
         self._plain.clear()
 
     def _credit(self, request_id: str, draft: Draft | None, node: int, gain: float) -> bool:

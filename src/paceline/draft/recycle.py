@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +11,15 @@ from paceline.draft.successor_rows import Seen
 from paceline.draft.successors import SuccessorTable, can_save
 from paceline.errors import ConfigError
 from paceline.interfaces import Drafter
-from paceline.types import Draft, Observation, RequestView
+from paceline.types import Draft, Observation, RequestView, Verdict
 
 LEAST_REACH = 0.15  # less likely nodes cost more than they bring, where a pass over 8 rows takes half more
 LEAST_OFFERED = 0.08  # the same where a controller knows what rows cost
 _MOST_PENDING = 16  # steps that wait to be learned from
 _NOTHING = np.zeros(0, dtype=np.int32)
+
+# Views, drafts, verdicts and successors of a step.
+_Told = tuple[Sequence[RequestView], Sequence[Draft | None], Sequence[Verdict | None], Sequence[np.ndarray | None]]
 
 
 class RecycleDrafter(Drafter):
@@ -61,20 +64,22 @@ class RecycleDrafter(Drafter):
             if self._path.exists():
                 self._table.load(self._path, fingerprint=fingerprint)
         self._read: set[str] = set()  # requests whose prompts are in the table
-        self._pending: list[Observation] = []  # since anybody asked: quicker learned from together
+        self._pending: list[_Told] = []  # since anybody asked: quicker learned from together
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         self._learn()
         return [self._grow(*_last_two(v.token_ids), budget) for v, budget in zip(views, budgets, strict=True)]
 
     def observe(self, step: Observation) -> None:
-        self._pending.append(step)
+        self._pending.append((step.views, step.drafts, step.verdicts, step.successors))  # not what else it holds
         if len(self._pending) == _MOST_PENDING:
             self._learn()
 
     def release(self, request_id: str) -> None:
-        self._learn()
-        self._read.discard(request_id)
+        try:
+            self._learn()
+        finally:
+            self._read.discard(request_id)
 
     def close(self) -> None:
         """Saves the table to its file, whole or not at all. Raises ConfigError if that cannot be written."""
@@ -90,12 +95,13 @@ class RecycleDrafter(Drafter):
 
     def _learn(self) -> None:
         pending, self._pending = self._pending, []
-        for step in pending:
-            for view in step.views:
+        for views, drafts, verdicts, successors in pending:
+            for view in views:
                 if view.request_id not in self._read and view.params.speculates:
                     self._read.add(view.request_id)
                     self._table.read_text(view.token_ids)
-            self._table.rows.learn(list(_seen(step)))
+            seen = map(_seen, views, drafts, verdicts, successors)
+            self._table.rows.learn([found for found in seen if found is not None])
 
 
 def _last_two(token_ids: np.ndarray) -> tuple[int, int]:
@@ -103,8 +109,8 @@ def _last_two(token_ids: np.ndarray) -> tuple[int, int]:
     return int(token_ids[-2]) if len(token_ids) > 1 else -1, int(token_ids[-1])
 
 
-def _seen(step: Observation) -> Iterator[Seen]:
-    for view, draft, verdict, said in zip(step.views, step.drafts, step.verdicts, step.successors, strict=True):
-        if verdict is not None and said is not None and view.params.speculates:
-            nodes = (_NOTHING, _NOTHING) if draft is None else (draft.token_ids, draft.parents)
-            yield Seen(*_last_two(view.token_ids), *nodes, verdict.path, verdict.final_token, said)
+def _seen(view: RequestView, draft: Draft | None, verdict: Verdict | None, said: np.ndarray | None) -> Seen | None:
+    if verdict is None or said is None or not view.params.speculates:
+        return None
+    nodes = (_NOTHING, _NOTHING) if draft is None else (draft.token_ids, draft.parents)
+    return Seen(*_last_two(view.token_ids), *nodes, verdict.path, verdict.final_token, said)
