@@ -62,6 +62,7 @@ def figures(report: dict[str, Any]) -> dict[str, Any]:
     by_category = report["by_category"] if single and len(report["by_category"]) > 1 else {}
     return {
         **{name: report["settings"][name] for name in ("prompts", "max_tokens", "repeats")},
+        "in_turns": not single,
         "method": report["settings"]["speculation"]["method"],
         "identical": report["identical"],
         "acceptance_length": report["acceptance_length"],
