@@ -173,12 +173,10 @@ def _fitted(times: Mapping[tuple[int, int], Sequence[float]]) -> PassCosts:
         for (rows, context), own in times.items()
         if context == short
     }
-    counts = sorted(seconds)
-    rising = list(accumulate((max(seconds[rows], 1e-7) for rows in reversed(counts)), min))[
-        ::-1
-    ]  # else it was a hiccup
+    falling = sorted(seconds, reverse=True)  # no pass takes longer than one over more rows did: that was a hiccup
+    least = accumulate((max(seconds[rows], 1e-7) for rows in falling), min)
     return PassCosts(
-        _steady(dict(zip(counts, rising, strict=True))),
+        _steady(dict(zip(falling, least, strict=True))),
         seconds_per_key=per_key,
         seconds_per_context=per_context,
     )

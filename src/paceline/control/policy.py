@@ -127,7 +127,8 @@ class CostPolicy:
             planned.append(limit if asked else 0)
         if trying and all(planned):
             asking.tried()
-        self.least_reach = 0.0 if trying else self._least_reach(load)
+        if any(planned):
+            self.least_reach = 0.0 if trying else self._least_reach(load)
         return planned
 
     def budgets(
