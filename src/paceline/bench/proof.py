@@ -79,7 +79,7 @@ class Proving:
             from paceline.llm import LLM
 
             rule = SpeculationConfig(method="draft_model", model=self._model)
-            with LLM(self._model, config=replace(llm.config, speculation=rule), progress=False) as twin:
+            with LLM(llm, config=replace(llm.config, speculation=rule), progress=False) as twin:
                 for params in (self._greedy, self._sampled):
                     checks.append(own_draft(twin, prompts, params=params, batch_size=batch_size, advance=advance))
         return checks

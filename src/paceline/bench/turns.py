@@ -65,4 +65,4 @@ def _token_ids(llm: LLM, prompt: Prompt) -> list[int]:
     tokenizer = llm.tokenizer
     if not tokenizer.has_chat_template:
         return tokenizer.encode(prompt.turns[0])
-    return tokenizer.encode(tokenizer.render_chat(prompt.messages), add_special_tokens=False)
+    return tokenizer.encode_chat(prompt.messages)
