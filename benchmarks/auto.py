@@ -4,7 +4,7 @@ usage: auto.py [--model M] [--speculation S] [--only CASE ...] [--per-category N
        [--name NAME]
 Greedy, at temperature 1.5, after prompts of random tokens, and with 8 and 16 requests at once: `paceline bench`, which
 runs plain decoding beside it, prompt by prompt or, of several at once, in turns of a quarter of a second. Renews
-results/auto-MODEL.json; performance_page.py makes a table of it.
+results/auto-MODEL.json, from which cases of another machine or model go; performance_page.py makes a table of it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def figures(report: dict[str, Any]) -> dict[str, Any]:
     by_category = report["by_category"] if single and len(report["by_category"]) > 1 else {}
     return {
         **{name: report["settings"][name] for name in ("prompts", "max_tokens", "repeats")},
-        "in_turns": not single,
+        "control": "an engine without a drafter on the same weights",
         "method": report["settings"]["speculation"]["method"],
         "identical": report["identical"],
         "acceptance_length": report["acceptance_length"],
@@ -92,8 +92,10 @@ def main() -> None:
         random.write_text("".join(json.dumps(line) + "\n" for line in random_prompts(model)), encoding="utf-8")
         for case in arguments.only or CASES:
             report = run(case, arguments, prompts=str(random if case == RANDOM else HERE / "prompts.jsonl"))
-            results |= {"model": report["model"], "environment": report["environment"]}
-            results.setdefault("cases", {})[case] = figures(report)
+            conditions = {"model": report["model"], "environment": report["environment"]}
+            if any(results.get(name) != value for name, value in conditions.items()):
+                results = {**conditions, "cases": {}}  # a table of one machine
+            results["cases"][case] = figures(report)
             keep(results, name)
             print(case, json.dumps(results["cases"][case]), flush=True)
 

@@ -100,8 +100,13 @@ def main() -> None:
     for _ in range(arguments.repeats):
         for method in arguments.methods:
             report = run(method, arguments)
-            results |= {name: report[name] for name in ("model", "settings", "environment")}
-            results["settings"].pop("speculation", None)
+            report["settings"].pop("speculation")
+            conditions = {name: report[name] for name in ("model", "settings", "environment")}
+            if results and any(results[name] != value for name, value in conditions.items()):
+                raise SystemExit(
+                    f"{name} was measured under other conditions: leave out --add, or give another --name."
+                )
+            results |= conditions
             results.setdefault("runs", {}).setdefault(method, []).append(figures(report))
             keep(results, name)
     renew("docs/drafters.md", render(results), name=name)

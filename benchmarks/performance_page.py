@@ -63,6 +63,10 @@ QUANTISED = (
 )
 
 
+# Of results that do not say against what they were measured.
+FORMER_CONTROL = "the same engine with drafting off, of several requests an engine without a drafter"
+
+
 def machine(results: dict[str, Any]) -> str:
     environment = results["environment"]
     sets = "AVX-512" if "avx512_vnni" in environment["instruction_sets"] else "AVX2"
@@ -72,13 +76,12 @@ def machine(results: dict[str, Any]) -> str:
 def auto_table(results: dict[str, Any]) -> str:
     """Speed-ups over plain decoding, and what they exceed with 95% confidence."""
     cases = results["cases"]
-    in_turns = any(case.get("in_turns") for case in cases.values())
-    control = "an engine without a drafter, in turns" if in_turns else "the same engine's, one after the other"
+    [control] = {case.get("control", FORMER_CONTROL) for case in cases.values()}
     categories = list(next((case["by_category"] for case in cases.values() if case["by_category"]), {}))
     lines = [
-        f"`benchmarks/auto.py`: {results['model'].split(';')[0]}; decoding against plain decoding, of several requests "
-        f"at once the throughput, against {control}; medians of interleaved repeats, each with a fresh engine; in "
-        f"brackets what the speed-up exceeds with 95% confidence; {machine(results)}.",
+        f"`benchmarks/auto.py`: {results['model'].split(';')[0]}; decoding, of several requests at once throughput, "
+        f"against {control}, in turns; medians of interleaved repeats, each with fresh engines; in brackets what the "
+        f"speed-up exceeds with 95% confidence; {machine(results)}.",
         "",
         f"| | prompts | new tokens | repeats | ids as plain | tokens a pass | all | {' | '.join(categories)} |",
         "|---" * (7 + len(categories)) + "|",

@@ -28,7 +28,7 @@ from paceline.interfaces import Controller, Drafter
 from paceline.llm import LLM
 from paceline.models.loader import LoadedModel, load
 from paceline.params import SamplingParams
-from paceline.types import Draft, Load, RequestView
+from paceline.types import Draft, Load, Observation, RequestView
 
 HERE = Path(__file__).parent
 MAX_NODES = 16
@@ -42,7 +42,7 @@ class FrozenCosts(PassCosts):
 
 
 class SimulatedTime(Forecast):
-    """A forecast in which every draft takes the same time, for the controller, too."""
+    """A forecast in which passes take what they cost and drafts always the same, for the controller, too."""
 
     def __init__(self, controller: Controller, costs: PassCosts, *, draft_seconds: float) -> None:
         super().__init__(controller, costs)
@@ -57,6 +57,13 @@ class SimulatedTime(Forecast):
         self, views: Sequence[RequestView], drafts: Sequence[Draft | None], load: Load, *, seconds: float
     ) -> list[Draft | None]:
         return super().select(views, drafts, load, seconds=self._draft_seconds)
+
+    def observe(self, step: Observation) -> None:
+        (nodes, keys), load = step.nodes_and_keys, self._load
+        super().observe(replace(step, seconds=self._costs.seconds(load.rows + nodes, load.keys + keys, load.keys)))
+
+    def passed(self, load: Load, seconds: float) -> None:
+        super().passed(load, self._costs.seconds(load.rows, load.keys, load.keys))
 
 
 def speedups(

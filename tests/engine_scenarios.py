@@ -182,6 +182,9 @@ class TimelessPolicy(CostPolicy):
         drafted = sum(len(draft) for draft in step.drafts if draft is not None)
         super().observe(replace(step, seconds=self.costs.seconds(max(1, self._step.load.rows + drafted))))
 
+    def passed(self, load: Load, seconds: float) -> None:
+        super().passed(load, self.costs.seconds(max(1, load.rows)))
+
 
 def engine_of(runner: Runner, *, rule: str = "coupled", drafter: Any = None, setting: Setting) -> Engine:
     return Engine(

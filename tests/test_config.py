@@ -264,6 +264,8 @@ def test_options_that_are_read(options):
 
 def test_parse():
     assert SpeculationConfig.parse(None) == SpeculationConfig(method="none") == SpeculationConfig.parse(" none ")
+    assert SpeculationConfig(method=" auto") == SpeculationConfig(method="auto")
+    assert SpeculationConfig(method="suffix + recycle").method == "suffix+recycle"
     assert SpeculationConfig.parse("auto").methods == ("suffix", "recycle")
     assert SpeculationConfig.parse({"method": "auto", "model": "m"}).methods == ("suffix", "recycle", "draft_model")
     assert SpeculationConfig(method="auto", model="m", verification="block").methods == ("draft_model",)

@@ -162,6 +162,7 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         _check_methods(self.method)
+        object.__setattr__(self, "method", "+".join(name.strip() for name in self.method.split("+")))
         if self.control is not None:
             one_of("control", self.control, get_args(Control))
         one_of("verification", self.verification, get_args(Rule))
@@ -230,7 +231,7 @@ class SpeculationConfig:
     def methods(self) -> tuple[str, ...]:
         """The method, or those that a hybrid or auto joins."""
         if self.method != "auto":
-            return tuple(name.strip() for name in self.method.split("+"))
+            return tuple(self.method.split("+"))
         model = () if self.model is None else ("draft_model",)
         if self.verification != "coupled":  # chains of a single drafter
             return model or ("suffix",)

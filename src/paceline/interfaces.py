@@ -123,6 +123,7 @@ class Drafter(Protocol):
     num_successors: int = 0  # best next tokens of each sampled row that `observe` wants
     serial: bool = False  # each node of a chain takes about as long as the one before it, as passes of a model do
     remembers: bool = False  # what it drafts for a request depends on others before it
+    catches_up: bool = False  # the views that it is asked with tell it enough: steps without drafts may go unseen
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -143,7 +144,8 @@ class Drafter(Protocol):
         one, the controller says how many nodes each is asked for, and is told how long it took."""
 
     def observe(self, step: Observation) -> None:
-        """Told of each step. A hybrid's members are told of its draft, in which `proposers` names theirs."""
+        """Told of each step; if it catches up, only of those in which it was asked for a draft. A hybrid's members are
+        told of its draft, in which `proposers` names theirs."""
 
     def release(self, request_id: str) -> None:
         """The request is over or preempted, or this drafter failed in its step: forget what was kept for it."""
@@ -179,6 +181,12 @@ class Controller(Protocol):
         drafts."""
         ...
 
+    @property
+    def rest(self) -> int:
+        """Steps after one that was planned without drafts for which the plan would be the same, whoever comes: it need
+        not be made."""
+        ...
+
     def budgets(
         self, drafter: Drafter, views: Sequence[RequestView], limits: Sequence[int], drafts: Sequence[Sequence[Draft]]
     ) -> list[int]:
@@ -200,7 +208,11 @@ class Controller(Protocol):
         ...
 
     def observe(self, step: Observation) -> None:
-        """Told of each step."""
+        """Told of each step in which anybody was asked for a draft."""
+        ...
+
+    def passed(self, load: Load, seconds: float) -> None:
+        """Told of each step in which nobody was, before the next plan: the pass took so long."""
         ...
 
     def release(self, request_id: str) -> None:

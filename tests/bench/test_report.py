@@ -83,11 +83,19 @@ def test_bounds_are_students():
     """The ratios of the repeats are 1 to 5 times the first one's."""
     report = summarize(measurement(repeats=5))
     logs = np.log(np.arange(1, 6))
-    below = np.exp(-2.1318 * logs.std(ddof=1) / np.sqrt(5))
-    assert report["decode_speedup_bound"] == pytest.approx(3 * 14 / 6 * below, rel=1e-3)
-    assert report["speedup_bound"] == pytest.approx(3 * 17 / 9 * below, rel=1e-3)
-    assert report["by_category"]["chat"]["decode_speedup_bound"] == pytest.approx(3 * 2 * below, rel=1e-3)
+    bound = np.exp(logs.mean() - 2.1318 * logs.std(ddof=1) / np.sqrt(5))
+    assert report["decode_speedup_bound"] == pytest.approx(14 / 6 * bound, rel=1e-3)
+    assert report["speedup_bound"] == pytest.approx(17 / 9 * bound, rel=1e-3)
+    assert report["by_category"]["chat"]["decode_speedup_bound"] == pytest.approx(2 * bound, rel=1e-3)
     assert summarize(measurement(repeats=2))["speedup_bound"] is None
+
+
+def test_bounds_are_of_rates_where_texts_differ():
+    report = summarize(measurement(repeats=3, code_tokens=13))
+    logs = np.log(np.arange(1, 4))
+    bound = np.exp(logs.mean() - 2.9200 * logs.std(ddof=1) / np.sqrt(3))
+    assert report["decode_speedup_bound"] == pytest.approx(22 / 6 * bound, rel=5e-3)
+    assert report["speedup_bound"] == pytest.approx(24 / 16 * 17 / 9 * bound, rel=5e-3)
 
 
 @pytest.mark.parametrize(("freedom", "value"), [(2, 2.920), (4, 2.132), (9, 1.833), (30, 1.697)])

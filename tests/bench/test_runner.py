@@ -8,7 +8,10 @@ import weakref
 from dataclasses import replace
 from itertools import product
 
+import pytest
+
 from paceline import LLM, CacheConfig, EngineConfig, SamplingParams, SpeculationConfig
+from paceline.bench import runner
 from paceline.bench.runner import engines, measure, without_drafter
 from paceline.bench.turns import Turns
 from paceline.bench.workload import Prompt
@@ -42,18 +45,26 @@ def test_one_request_at_a_time_alternates_the_modes_and_which_goes_first(tiny_ll
     assert events(tiny_llama, repeats=2) == [(what, *run) for run in runs for what in ("next", "done")]
 
 
-def test_with_an_engine_for_plain_runs_all_prompts_run_at_once_on_both(tiny_llama):
+def test_at_once_all_prompts_run_in_both_modes(tiny_llama):
+    seen = events(tiny_llama, repeats=2, at_once=True)
+    assert sorted(seen) == sorted(2 * [("done", *run) for run in product("xy", ("plain", "speculative"))])
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_plain_runs_have_an_engine_without_a_drafter(tiny_llama, monkeypatch, at_once):
     made: list[tuple[LLM, LLM]] = []
 
-    def beside(llm: LLM) -> LLM:
+    def noted(llm: LLM) -> LLM:
         made.append((llm, without_drafter(llm)))
         return made[-1][1]
 
-    seen = events(tiny_llama, repeats=2, beside=beside)
-    assert sorted(seen) == sorted(2 * [("done", *run) for run in product("xy", ("plain", "speculative"))])
+    monkeypatch.setattr(runner, "without_drafter", noted)
+    events(tiny_llama, repeats=2, at_once=at_once)
     assert len(made) == 2
     for llm, plain in made:
-        assert plain.config.speculation.method == "none"
+        assert plain.engine.drafter is None
+        assert plain.engine.metrics.num_steps > 0
+        assert plain.runner.kv == llm.runner.kv
         if llm.config.engine == "native":
             assert plain.runner.weights is llm.runner.weights
 

@@ -33,6 +33,7 @@ class World:
     seconds: float = field(default=0.0, init=False)
     num_tokens: int = field(default=0, init=False)
     num_steps: int = field(default=0, init=False)
+    rest: int = field(default=0, init=False)  # steps to come in which nobody is asked
     lengths: list[int] = field(default_factory=list, init=False)  # nodes verified in each step
 
     def run(self, controller: Controller, *, steps: int) -> None:
@@ -50,7 +51,12 @@ class World:
             for i in range(self.num_requests)
         ]
         load = Load(self.num_requests, self.num_requests)
-        budgets = controller.plan(views, [self.length] * len(views), load)
+        if self.rest:
+            self.rest -= 1
+            budgets = [0] * len(views)
+        else:
+            budgets = controller.plan(views, [self.length] * len(views), load)
+            self.rest = 0 if any(budgets) else controller.rest
         asked = [i for i, budget in enumerate(budgets) if budget]
         drafts: list[Draft | None] = [None] * len(views)
         if asked:
@@ -69,7 +75,10 @@ class World:
         self.num_tokens += sum(1 + len(verdict.path) for verdict in verdicts)
         self.num_steps += 1
         starts = np.zeros(len(views) + 1, np.int32)
-        controller.observe(Observation(views, drafts, verdicts, {}, starts, [None] * len(views), taken))
+        if asked:
+            controller.observe(Observation(views, drafts, verdicts, {}, starts, [None] * len(views), taken))
+        else:
+            controller.passed(load, taken)
 
     def _draft(self, right: int, budget: int) -> Draft:
         tokens = [RIGHT if node < right else WRONG for node in range(budget)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.control.asking import Lengths, Stopwatch
+from paceline.control.asking import Asking, Lengths, Stopwatch
 from paceline.control.cost import PassCosts
 from paceline.control.policy import CostPolicy
 from paceline.interfaces import Drafter
@@ -83,7 +83,10 @@ class World:
         self.seconds += cost(rows) + taken
         self.num_tokens += 1 + num_right
         verdict = Verdict(tuple(range(num_right)), RIGHT, "bonus")
-        policy.observe(Observation([view], [draft], [verdict], {}, np.zeros(2, np.int32), [None], cost(rows)))
+        if budget:
+            policy.observe(Observation([view], [draft], [verdict], {}, np.zeros(2, np.int32), [None], cost(rows)))
+        else:
+            policy.passed(load, cost(rows))
 
 
 def cost(rows: int) -> float:
@@ -192,3 +195,28 @@ def test_what_is_released_is_forgotten():
     world.policy.release("r")
     assert not world.policy._asking._requests
     assert not world.policy._asking._lengths
+
+
+def test_tries_in_vain_come_at_longer_intervals_until_one_pays():
+    asking = Asking()
+    waits = []
+    for _ in range(40):
+        asking.asked(0.0, 1.0)
+        waits.append(asking.waits)
+    assert waits == sorted(waits)
+    assert (waits[0], waits[-1]) == (1, 4)
+    asking.asked(2.0, 1.0)
+    assert asking.waits == 1
+
+
+def test_a_rest_ends_when_it_is_time_to_try():
+    asking = Asking()
+    for _ in range(99):
+        asking.asked(0.0, 1.0)
+    asking.tried()
+    asking.step_over()
+    assert not asking.is_time_to_try(10)
+    for _ in range(1 + asking.rest(10)):
+        assert not asking.is_time_to_try(10)
+        asking.step_over()
+    assert asking.is_time_to_try(10)

@@ -153,23 +153,40 @@ def test_only_nodes_that_can_pay_are_asked_for():
     assert floors[2] == pytest.approx(0.5 * 0.8 * 16 / 17)
 
 
-def test_plain_steps_are_learned_from_before_the_next_draft_is_judged():
+def test_the_price_of_plain_steps_stays_known():
     controller = policy()
     seen = []
     observe = controller.costs.observe
     controller.costs.observe = lambda rows, *rest: seen.append(rows) or observe(rows, *rest)
     World(steep, lambda step: 8).run(controller, steps=300)
-    assert seen.count(1) >= 1, "of the steps that are made plainly now and then"
-    assert controller._plain == []
+    assert seen.count(1) == 1, "of 300 steps one is made plainly"
+
+
+def plans(controller: CostPolicy, *requests: str, steps: int) -> list[list[int]]:
+    """Of steps that take no time."""
+    planned = []
+    for _ in range(steps):
+        planned.append(controller.plan([view(name) for name in requests], [8] * len(requests), LOAD))
+        controller.passed(Load(1, 9), 0.0)
+    return planned
 
 
 def test_a_try_that_the_guard_forbids_is_made_up_for():
     controller = policy()
     World(steep, lambda step: 0, draft_seconds=lambda step: 2e-3).run(controller, steps=400)
     controller.guard.allowance = -1.0
-    assert [controller.plan([view("r0")], [8], LOAD) for _ in range(300)] == 300 * [[0]]
+    assert plans(controller, "r0", steps=300) == 300 * [[0]]
     controller.guard.allowance = 1.0
     assert controller.plan([view("r0")], [8], LOAD) == [8]
+
+
+def test_a_try_that_the_guard_allows_in_part_is_one():
+    controller = policy()
+    World(steep, lambda step: 0, num_requests=4, draft_seconds=lambda step: 2e-3).run(controller, steps=400)
+    controller.guard.allowance = 1.5 * controller._asking.worth("r0").seconds
+    tries = [limits for limits in plans(controller, "r0", "r1", "r2", "r3", steps=900) if any(limits)]
+    assert tries == len(tries) * [[8, 0, 0, 0]]
+    assert 1 <= len(tries) <= 40
 
 
 def test_it_comes_back_when_a_drafter_becomes_good():
@@ -216,7 +233,7 @@ def decode(controller, draft, *, right: bool, load=LOAD, seconds=1e-4, num_compu
     """A step of one request; whether it was asked."""
     seen = replace(view(), num_computed=num_computed)
     if not controller.plan([seen], [16], load)[0]:
-        controller.observe(step_of(seen, None, (), load, num_computed))
+        controller.passed(load, steep(load.rows) + 1e-6 * num_computed)
         return False
     [kept] = controller.select([seen], [draft], load, seconds=seconds)
     path = tuple(range(len(kept))) if right and kept is not None else ()
@@ -278,7 +295,7 @@ def test_a_step_that_fails_leaves_nothing_behind():
     controller.plan([view()], [4], LOAD)
     controller.select([view()], [chain(0.9, 0.9)], LOAD, seconds=1e-4)  # then the pass raises
     controller.plan([], [], LOAD)
-    controller.observe(step_of(view(), None, (), LOAD, 0))
+    controller.passed(LOAD, 1e-2)
     assert controller.acceptance.reach("r", chain(0.9)) == pytest.approx([0.9])
 
 
@@ -293,6 +310,8 @@ def test_what_is_released_is_forgotten():
     controller = policy()
     world.run(controller, steps=20)
     for i in range(3):
+        controller._asking.meet(f"r{i}", "slow")
         controller.release(f"r{i}")
     assert not controller._asking._requests
+    assert not controller._asking._met
     assert not controller.acceptance._requests

@@ -340,3 +340,15 @@ def test_a_wrong_draft_under_a_controller_names_its_drafter(monkeypatch) -> None
     hybrid.consult(Frugal())
     with pytest.raises(DraftMismatchError, match="'b'"):
         hybrid.propose([view()], [4])
+
+
+def test_a_member_that_fails_at_a_release_keeps_no_other_from_it():
+    class Failing(Scripted):
+        def release(self, request_id: str) -> None:
+            super().release(request_id)
+            raise RuntimeError("no")
+
+    members = [Scripted("a", lambda _: None), Failing("b", lambda _: None), Scripted("c", lambda _: None)]
+    with pytest.raises(RuntimeError, match="no"):
+        HybridDrafter(members, vocab_size=V).release("r")
+    assert [member.released for member in members] == 3 * [["r"]]

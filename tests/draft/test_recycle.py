@@ -148,13 +148,12 @@ def test_a_prompt_is_read_once_and_again_after_its_release():
     assert again.token_ids.tolist() == [6]
 
 
-def test_what_a_request_left_is_learned_though_nobody_asked_before_its_end():
+def test_what_was_written_in_steps_of_which_it_was_not_told_is_read_when_it_is_asked():
     drafter = RecycleDrafter(vocab_size=V)
     observe(drafter, view([4, 5]), None, Verdict((), 8, "bonus"), [best_first(8)])
-    drafter.release("r")
-    observe(drafter, view([4, 9, 7]), None, None, None)  # another text, whose prompt is read as the first one's was
-    for known, next_token in (([4, 5], 8), ([4, 9], 7)):
-        draft = propose(drafter, known, 1)
+    propose(drafter, [4, 5, 8, 9, 4, 9], 1)
+    for known, next_token in (([4, 5], 8), ([5, 8], 9), ([8, 9], 4), ([9, 4], 9)):
+        draft = drafter.propose([view(known, "other")], [1])[0]
         assert draft is not None
         assert draft.token_ids.tolist() == [next_token]
 
@@ -227,7 +226,7 @@ def test_text_is_that_of_plain_decoding(chain, temperature):
     ours, plain = run(engine, prompts, params), run(make_engine(), prompts, params)
     assert [[c.token_ids for c in o.outputs] for o in ours] == [[c.token_ids for c in o.outputs] for o in plain]
     assert engine.metrics.num_accepted_tokens > 10
-    assert drafter._read == set(), "requests that are over are forgotten"
+    assert drafter._known == {}, "requests that are over are forgotten"
 
 
 def test_text_is_that_of_plain_decoding_on_the_native_engine():

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import paceline
@@ -32,8 +33,7 @@ def compare(
     """
     if not (_SCRIPTS / "compare.py").is_file():
         raise ConfigError("--compare runs scripts that only the repository has: clone it, and run `make setup` there.")
-    sys.path.insert(0, str(_SCRIPTS))
-    script = import_module("compare")
+    script = _script()
     known = [name for name in script.CONTESTANTS if not name.startswith(_OWN)]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -52,3 +52,12 @@ def compare(
     except subprocess.CalledProcessError as error:  # which has said why
         raise ConfigError(f"--compare: {Path(error.cmd[1]).stem} ended with {error.returncode}: see above.") from error
     return results, script.render(results)
+
+
+def _script() -> ModuleType:
+    """The repository's compare.py, whose own imports are found beside it."""
+    sys.path.insert(0, str(_SCRIPTS))
+    try:
+        return import_module("compare")
+    finally:
+        sys.path.remove(str(_SCRIPTS))

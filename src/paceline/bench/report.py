@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import NormalDist, median, stdev
+from statistics import NormalDist, fmean, median, stdev
 from typing import Any
 
 from paceline.bench.runner import MODES, Measurement, Mode, Sample
@@ -39,14 +39,14 @@ def summarize(measurement: Measurement) -> dict[str, Any]:
         category: _ratios(plain["by_category"][category], speculative["by_category"][category])
         for category in by_category
     }
-    walls = measurement.wall_seconds
+    speedups = _speedups({mode: _rates(report[mode]["tokens"], measurement.wall_seconds[mode]) for mode in MODES})
     return report | {
         **ratios,
-        "speedup_range": _range(plain["tokens"], speculative["tokens"], walls),
-        "speedup_bound": _bound(ratios["speedup"], walls["plain"], walls["speculative"]),
-        "decode_speedup_bound": _decode_bound(measurement.samples, ratios["decode_speedup"]),
+        "speedup_range": (min(speedups), max(speedups)) if len(speedups) > 1 else None,  # one tells nothing of others
+        "speedup_bound": _bound(speedups),
+        "decode_speedup_bound": _bound(_decode_speedups(measurement.samples)),
         "by_category": {
-            category: {**own, "decode_speedup_bound": _decode_bound(by_category[category], own["decode_speedup"])}
+            category: {**own, "decode_speedup_bound": _bound(_decode_speedups(by_category[category]))}
             for category, own in found.items()
         },
         "acceptance_length": metrics.acceptance_length,
@@ -85,33 +85,39 @@ def _ratios(plain: dict[str, Any], speculative: dict[str, Any]) -> dict[str, flo
     }
 
 
-def _range(plain_tokens: int, tokens: int, wall_seconds: Mapping[Mode, Sequence[float]]) -> tuple[float, float] | None:
-    """The least and the greatest `speedup` of a single repeat; None with one repeat, which tells nothing of others."""
-    pairs = zip(wall_seconds["plain"], wall_seconds["speculative"], strict=True)
-    ratios = [tokens / seconds / (plain_tokens / plain_seconds) for plain_seconds, seconds in pairs]
-    return (min(ratios), max(ratios)) if len(ratios) > 1 else None
+def _rates(tokens: int, seconds: Sequence[float]) -> list[float]:
+    """Tokens a second of each repeat; 0 for one that took no time."""
+    return [tokens / taken if taken else 0.0 for taken in seconds]
 
 
-def _decode_bound(samples: Sequence[Sample], speedup: float | None) -> float | None:
-    """Of `decode_speedup`."""
-    seconds: dict[Mode, dict[str, list[float]]] = {mode: {} for mode in MODES}
-    for sample in samples:
-        seconds[sample.mode].setdefault(sample.prompt.id, []).append(sample.output.decode_seconds)
-    plain, speculative = ([sum(repeat) for repeat in zip(*seconds[mode].values(), strict=True)] for mode in MODES)
-    return _bound(speedup, plain, speculative)
+def _speedups(rates: Mapping[Mode, Sequence[float]]) -> list[float]:
+    """Of each repeat; none where one has no rate."""
+    if not (all(rates["plain"]) and all(rates["speculative"])):
+        return []
+    return [after / before for before, after in zip(rates["plain"], rates["speculative"], strict=True)]
 
 
-def _bound(speedup: float | None, plain: Sequence[float], speculative: Sequence[float]) -> float | None:
-    """What a speed-up exceeds with 95% confidence: by as much below it as Student's bound for the mean of the repeats
-    is below that mean, in logarithms. None with fewer than three repeats, or where a mode took no time.
+def _decode_speedups(samples: Sequence[Sample]) -> list[float]:
+    rates: dict[Mode, list[float]] = {}
+    for mode in MODES:
+        runs: dict[str, list[Sample]] = {}
+        for sample in samples:
+            if sample.mode == mode:
+                runs.setdefault(sample.prompt.id, []).append(sample)
+        repeats = list(zip(*runs.values(), strict=True))
+        tokens = sum(len(run[0].output.token_ids) - 1 for run in runs.values())
+        rates[mode] = _rates(tokens, [sum(sample.output.decode_seconds for sample in own) for own in repeats])
+    return _speedups(rates)
 
-    plain, speculative: seconds of each repeat.
-    """
-    count = len(plain)
-    if speedup is None or count < _LEAST_REPEATS or not (all(plain) and all(speculative)):
+
+def _bound(speedups: Sequence[float]) -> float | None:
+    """What the speed-up exceeds with 95% confidence: Student's bound for the mean of the repeats, in logarithms. None
+    with fewer than three."""
+    count = len(speedups)
+    if count < _LEAST_REPEATS:
         return None
-    logs = [math.log(before / after) for before, after in zip(plain, speculative, strict=True)]
-    return speedup * math.exp(-_student(count - 1) * stdev(logs) / math.sqrt(count))
+    logs = [math.log(speedup) for speedup in speedups]
+    return math.exp(fmean(logs) - _student(count - 1) * stdev(logs) / math.sqrt(count))
 
 
 def _student(freedom: int) -> float:

@@ -60,10 +60,13 @@ def engines(model: LoadedModel, config: EngineConfig, *, repeats: int) -> Iterat
 
 
 def without_drafter(llm: LLM) -> LLM:
-    """An engine for plain runs beside one that drafts: the same weights in memory, a K/V cache of its own."""
+    """An engine for plain runs beside one that drafts: the same weights in memory, a K/V cache of its own, as large."""
     from paceline.llm import LLM
 
-    return LLM(llm, config=replace(llm.config, speculation=SpeculationConfig(method="none")), progress=False)
+    kv = llm.runner.kv
+    cache = replace(llm.config.cache, kv_cache_memory=kv.num_blocks * kv.bytes_per_block)
+    config = replace(llm.config, cache=cache, speculation=SpeculationConfig(method="none"))
+    return LLM(llm, config=config, progress=False)
 
 
 def measure(
@@ -71,15 +74,15 @@ def measure(
     prompts: Sequence[Prompt],
     *,
     params: SamplingParams,
-    beside: Callable[[LLM], LLM] | None = None,
+    at_once: bool = False,
     announce: Callable[[Prompt, Mode], None] = lambda prompt, mode: None,
     observe: Callable[[Sample], None] = lambda sample: None,
 ) -> Measurement:
-    """Each prompt in both modes, once with each engine, after a short warm-up.
+    """Each prompt in both modes, once with each engine and one without a drafter beside it, after a short warm-up.
 
-    One request at a time the modes alternate prompt by prompt, and so does which goes first. `beside` makes of an
-    engine another one for the plain runs: then all prompts are handed in at once to both, which take turns.
-    `announce` is told what single request is next, `observe` of each finished one; the warm-up is neither's.
+    One request at a time the modes alternate prompt by prompt, and so does which goes first. at_once: all prompts are
+    handed in at once to both engines, which take turns. `announce` is told what single request is next, `observe` of
+    each finished one; the warm-up is neither's.
     """
     samples: list[Sample] = []
 
@@ -90,14 +93,14 @@ def measure(
     wall_seconds: dict[Mode, list[float]] = {mode: [] for mode in MODES}
     for llm in llms:
         swapped = len(wall_seconds["plain"]) % 2 == 1
-        both: dict[Mode, LLM] = {"plain": llm if beside is None else beside(llm), "speculative": llm}
+        both: dict[Mode, LLM] = {"plain": without_drafter(llm), "speculative": llm}
         for mode in MODES:
             warm_up = replace(params, max_tokens=min(8, params.max_tokens), min_tokens=0)
             submit(both[mode], [_WARM_UP], warm_up, mode=mode)
-        if beside is None:
-            seconds = _one_by_one(llm, prompts, params, swapped=swapped, announce=announce, note=note)
-        else:
+        if at_once:
             seconds = _at_once(both, prompts, params, swapped=swapped, note=note)
+        else:
+            seconds = _one_by_one(both, prompts, params, swapped=swapped, announce=announce, note=note)
         for mode in MODES:
             wall_seconds[mode].append(seconds[mode])
         del llm, both  # its memory, before the next one takes its own
@@ -105,7 +108,7 @@ def measure(
 
 
 def _one_by_one(
-    llm: LLM,
+    llms: Mapping[Mode, LLM],
     prompts: Sequence[Prompt],
     params: SamplingParams,
     *,
@@ -119,7 +122,7 @@ def _one_by_one(
         for mode in reversed(MODES) if (index % 2 == 1) != swapped else MODES:
             announce(prompt, mode)
             start = time.perf_counter()
-            [output] = submit(llm, [prompt], params, mode=mode)
+            [output] = submit(llms[mode], [prompt], params, mode=mode)
             elapsed = time.perf_counter() - start
             wall_seconds[mode] += elapsed
             note(Sample(prompt, mode, output, elapsed))
@@ -136,8 +139,7 @@ def _at_once(
 ) -> dict[Mode, float]:
     """Seconds that each mode's turns took."""
     turns: dict[Mode, Turns] = {
-        mode: Turns(llms[mode], prompts, replace(params, speculation=mode == "speculative"))
-        for mode in (reversed(MODES) if swapped else MODES)
+        mode: Turns(llms[mode], prompts, params) for mode in (reversed(MODES) if swapped else MODES)
     }
     while not all(own.finished for own in turns.values()):
         for mode, own in turns.items():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline import costs
 from paceline.bench.report import summarize
-from paceline.bench.runner import MODES, engines, measure, without_drafter
+from paceline.bench.runner import MODES, engines, measure
 from paceline.bench.workload import Prompt
 from paceline.config import EngineConfig, SpeculationConfig
 from paceline.control.cost import PassCosts
@@ -44,7 +44,7 @@ class Trial:
 
     setting: Setting
     report: dict[str, Any]
-    predicted_speedup: float  # of decoding
+    predicted_speedup: float  # of what `speedup` is of
     accepted_per_position: tuple[float, ...]  # of all drafts, those whose position i was accepted
     acceptance_lengths: dict[str, float]  # by category
 
@@ -92,8 +92,8 @@ def run(
             yield llm
             del llm  # its memory, before the next one takes its own
 
-    beside = without_drafter if setting.concurrency > 1 else None
-    measurement = measure(followed(), prompts, params=params, beside=beside, observe=lambda _: advance())
+    at_once = setting.concurrency > 1
+    measurement = measure(followed(), prompts, params=params, at_once=at_once, observe=lambda _: advance())
     by_category: dict[str, SpeculationMetrics] = {}
     for sample in measurement.samples:
         if sample.mode == "speculative":
@@ -102,7 +102,7 @@ def run(
     metrics = sum(by_category.values(), SpeculationMetrics())
     per_position = tuple(count / max(1, metrics.num_drafts) for count in metrics.num_accepted_tokens_per_pos)
     lengths = {category: own.acceptance_length for category, own in by_category.items()}
-    predicted = median(forecast.speedup for forecast in forecasts)
+    predicted = median(forecast.throughput_speedup if at_once else forecast.speedup for forecast in forecasts)
     return Trial(setting, summarize(measurement), predicted, per_position, lengths)
 
 
@@ -145,6 +145,11 @@ class Forecast(Controller):
         self._drafting_seconds = 0.0
         self.plain_seconds = 0.0  # of plain passes for the same tokens
         self.seconds = 0.0  # of the passes as they are, and of drafting
+        self.prompt_seconds = 0.0  # by the clock, of passes with a prompt's tokens in them
+
+    @property
+    def rest(self) -> int:
+        return self._controller.rest
 
     @property
     def least_reach(self) -> float:
@@ -154,6 +159,12 @@ class Forecast(Controller):
     def speedup(self) -> float:
         """Of decoding, by the costs."""
         return self.plain_seconds / self.seconds if self.seconds else 1.0
+
+    @property
+    def throughput_speedup(self) -> float:
+        """The same with the prompts' passes, which are as many."""
+        seconds = self.seconds + self.prompt_seconds
+        return (self.plain_seconds + self.prompt_seconds) / seconds if seconds else 1.0
 
     def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:
         self._load, self._drafting_seconds = load, 0.0
@@ -177,17 +188,25 @@ class Forecast(Controller):
 
     def observe(self, step: Observation) -> None:
         self._controller.observe(step)
-        load, self._load = self._load, Load(0, 0)
+        load = self._load
         if not load.num_sequences or load.rows != load.num_sequences:
-            return  # nothing was sampled, or a prompt's tokens were in the pass
-        if not any(view.params.speculates for view in step.views):
-            return  # the plain runs that it is compared with
+            self.prompt_seconds += step.seconds
+            return
         nodes, keys = step.nodes_and_keys
         plain = self._costs.seconds(load.rows, load.keys, load.keys)
         num_tokens = sum(len(step.emitted(i)) for i in range(len(step.views)))
         self.plain_seconds += plain * num_tokens / load.num_sequences
         self.seconds += self._costs.seconds(load.rows + nodes, load.keys + keys, load.keys)
         self.seconds += self._drafting_seconds
+
+    def passed(self, load: Load, seconds: float) -> None:
+        self._controller.passed(load, seconds)
+        if not load.num_sequences or load.rows != load.num_sequences:
+            self.prompt_seconds += seconds
+            return
+        plain = self._costs.seconds(load.rows, load.keys, load.keys)
+        self.plain_seconds += plain
+        self.seconds += plain
 
     def release(self, request_id: str) -> None:
         self._controller.release(request_id)

@@ -12,7 +12,7 @@ import typer
 from paceline.bench import peers
 from paceline.bench.environment import describe_environment
 from paceline.bench.report import summarize
-from paceline.bench.runner import MODES, engines, measure, without_drafter
+from paceline.bench.runner import MODES, engines, measure
 from paceline.bench.workload import read_prompts, select
 from paceline.cli import options
 from paceline.cli.output import Column, category_table, note, print_json, progress_bar
@@ -72,9 +72,9 @@ def bench(
 ) -> int:
     """Measure plain and speculative decoding in one process, interleaved, prefix caching off.
 
-    Each repeat has an engine of its own, whose drafters remember nothing of the one before. One request at a time plain
-    and speculative runs of a prompt follow each other; with --concurrency above 1 all prompts are handed in at once, to
-    an engine without a drafter, too, and the two take turns of a quarter of a second.
+    Each repeat has engines of its own, one that drafts and remembers nothing of the one before, and one without a
+    drafter, on the same weights. One request at a time plain and speculative runs of a prompt follow each other; with
+    --concurrency above 1 all prompts are handed in at once, and the engines take turns of a quarter of a second.
 
     tokens_per_second counts whole requests, prefill included; decode_tokens_per_second the time from the first output
     token to the last. With --concurrency above 1 the seconds of a request overlap with others': per category and for
@@ -126,8 +126,8 @@ def bench(
             del llm  # its memory, before the next one takes its own
 
     with progress_bar("measuring", total=len(MODES) * repeats * len(chosen)) as advance:
-        beside = without_drafter if concurrency > 1 else None
-        measurement = measure(introduced(), chosen, params=params, beside=beside, observe=lambda _: advance())
+        at_once = concurrency > 1
+        measurement = measure(introduced(), chosen, params=params, at_once=at_once, observe=lambda _: advance())
     report = summarize(measurement) | {
         "model": described["model"],
         "settings": {

@@ -9,7 +9,7 @@ from paceline.types import Draft
 _BINS = 8  # of confidence
 _DEPTHS = (0, 1, 2, 3, 3, 4, 4, 4, 5)  # class of each depth below the root's children; the last one for all deeper
 _PRIOR = 4.0  # nodes' worth of trust in what a drafter claims
-_KEEP = 0.995  # of what is known, for each draft that tests it: about the last 200 count
+_KEEP = 0.995  # of what is known of a place, for each node there: about the last 200 count
 _OWN_PRIOR = 6.0  # nodes' worth of trust that a request is as the others are
 _OWN_KEEP = 0.9
 _MOST = 0.98  # no node is certain

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 _GAIN_RATE = 0.12  # weight of the newest try
 _MOST_TIMES = 4.0  # the usual time that counts of a single draft: the rest is a hiccup, unless it comes again
-_FREE_TRIES = 8  # drafts before any is judged
+_FREE_TRIES = 8  # steps in which all are asked before any is judged
 _BORROWED_TRIES = 2  # that what others brought counts for, where a request is new
+_VAIN_TRIES, _MOST_WAITS = 6, 4  # tries after which the next ones come later, and by how much at most
 _FREE_LENGTHS, _FREE_LENGTH = 4, 4  # drafts of a slow drafter before it is judged, and their nodes
 _FULL_EVERY = 8  # drafts after which one has the whole length, so that what lies beyond stays known
 _BEYOND = 0.8  # of a depth's gain that the next one is thought to bring, where nobody has been
@@ -71,22 +72,39 @@ class Asking:
     """
 
     def __init__(self) -> None:
-        self.common = Worth()
+        self.common = Worth()  # of a request, on average over those of a step
         self._untried = 0  # steps since all were asked
+        self._in_vain = 0  # steps with drafts in a row that did not save the time for them
         self._requests: dict[str, Worth] = {}
         self._common_lengths: dict[tuple[str, int], Lengths] = {}
         self._lengths: dict[str, dict[tuple[str, int], Lengths]] = {}
         self._met: dict[str, set[str]] = {}  # drafters that have drafted for a request
 
+    @property
+    def waits(self) -> int:
+        """Times as long between two tries, the longer they have been in vain."""
+        return 1 + min(self._in_vain // _VAIN_TRIES, _MOST_WAITS - 1)
+
+    def asked(self, gain: float, seconds: float) -> None:
+        """What the drafts of a step brought and cost, by request."""
+        self.common.note(gain, seconds)
+        self._in_vain = 0 if gain > seconds else self._in_vain + 1
+
     def is_time_to_try(self, steps_between_tries: int) -> bool:
         """Whether all requests are to be asked, also where that did not pay of late, to see whether it does by now. All
         together, as much of what drafts take is shared by those of a step."""
-        self._untried += 1
         return self.common.tries < _FREE_TRIES or self._untried >= steps_between_tries
+
+    def rest(self, steps_between_tries: int) -> int:
+        """Steps that may go by after this one until it is time."""
+        return max(0, steps_between_tries - self._untried - 1)
 
     def tried(self) -> None:
         """All are asked in this step."""
         self._untried = 0
+
+    def step_over(self) -> None:
+        self._untried += 1
 
     def length(self, own: Lengths, common: Lengths, limit: int, *, seconds_per_node: float, tries_every: int) -> int:
         """Nodes to ask a slow drafter for; tries_every: nodes that may go by for each that is drafted in vain."""

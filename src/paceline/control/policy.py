@@ -16,7 +16,6 @@ _ASKING_SHARE = 0.005  # of the time that may go into asking for drafts that com
 _AFTERMATH = 1.5  # times a draft's time: with what choosing, packing, verifying and learning from it take on top
 _SLOW_SHARE = 0.1  # of a plain pass: a drafter whose whole budget takes less is asked for all of it
 _PLAIN_EVERY = 256  # decoding steps after which one is made plainly, so that its price stays known
-_MOST_PENDING = 16  # steps for which nobody was asked that wait to be learned from
 _RATE = 0.03  # weight of the newest step in averages: about the last 30 count
 _GUARD_PASSES = 10  # over one row, that speculation may cost on top of its share of the time
 _MORE_ROWS = (1, 2, 4, 8)  # among which are those that cost least each
@@ -27,6 +26,7 @@ class FixedLength:
     """Every request drafts the same number of nodes in every step, or as many as its limit allows."""
 
     fixed = True
+    rest = 0
     least_reach = 0.0
 
     def __init__(self, num_speculative_tokens: int) -> None:
@@ -54,6 +54,9 @@ class FixedLength:
 
     def observe(self, step: Observation) -> None:
         """A fixed length learns nothing."""
+
+    def passed(self, load: Load, seconds: float) -> None:
+        """Nor here."""
 
     def release(self, request_id: str) -> None:
         """Nor does it remember anybody."""
@@ -105,19 +108,20 @@ class CostPolicy:
         self.guard = guard or Guard(budget_seconds=_GUARD_PASSES * costs.seconds(1))
         self._speedup = 1.0  # of decoding steps over plain ones, lately
         self._since_plain = 0  # decoding steps
-        self._plain: list[tuple[Load, float]] = []  # the latest steps without drafts, and their passes' seconds
         self._asking = Asking()
         self._stopwatches: dict[str, Stopwatch] = {}  # of each of several drafters; "": of the rest
+        self.rest = 0
         self.least_reach = 0.0
         self._step = _Step(Load(0, 0))
 
     def plan(self, views: Sequence[RequestView], limits: Sequence[int], load: Load) -> list[int]:
         """Nodes that each request may draft, at most its limit; 0 = it is not asked."""
-        self._step = _Step(load)
+        self._step, self.rest = _Step(load), 0
         if not views or self._since_plain >= _PLAIN_EVERY:
             return [0] * len(views)
         asking = self._asking
-        trying = asking.is_time_to_try(self._tries_every(asking.common.seconds / _AFTERMATH, load))
+        tries_every = asking.waits * self._tries_every(asking.common.seconds / _AFTERMATH, load)
+        trying = asking.is_time_to_try(tries_every)
         planned = []
         allowance = self.guard.allowance
         for view, limit in zip(views, limits, strict=True):
@@ -125,10 +129,12 @@ class CostPolicy:
             asked = (trying or own.pays) and own.seconds <= allowance
             allowance -= own.seconds if asked else 0.0
             planned.append(limit if asked else 0)
-        if trying and all(planned):
+        if trying and any(planned):
             asking.tried()
         if any(planned):
             self.least_reach = 0.0 if trying else self._least_reach(load)
+        elif not trying:
+            self.rest = asking.rest(tries_every)
         return planned
 
     def budgets(
@@ -136,7 +142,7 @@ class CostPolicy:
     ) -> list[int]:
         """Nodes that one of several drafters is asked for: all it can where they take no time to speak of."""
         load, stopwatch = self._step.load, self._stopwatch(drafter)
-        plain = self._plain_seconds(load) if load.num_sequences else self.costs.seconds(1)
+        plain = self._plain_seconds(load)
         row = self.costs.seconds(load.rows + 1, load.keys) - self.costs.seconds(load.rows, load.keys)
         allowance = self.guard.allowance - self._step.drafting_seconds
         budgets = []
@@ -216,18 +222,9 @@ class CostPolicy:
 
     def observe(self, step: Observation) -> None:
         """Learns from a step: chances, costs, and what speculation gained."""
+        self._asking.step_over()
         before, self._step = self._step, _Step(Load(0, 0))
         load, drafting_seconds = before.load, before.drafting_seconds
-        if not load.num_sequences:
-            return
-        if not (drafting_seconds or before.proposed or any(step.drafts)):
-            if load.rows == load.num_sequences:
-                self._since_plain = 0
-            self._plain.append((load, step.seconds))
-            if len(self._plain) == _MOST_PENDING:
-                self._learn_plain()
-            return
-        self._learn_plain()
         num_nodes, node_keys = step.nodes_and_keys
         rows, keys, num_accepted = load.rows + num_nodes, load.keys + node_keys, 0
         for i, view in enumerate(step.views):
@@ -247,19 +244,21 @@ class CostPolicy:
         self._since_plain = self._since_plain + 1 if num_nodes else 0
         self.costs.observe(rows, keys, load.keys, step.seconds)
 
+    def passed(self, load: Load, seconds: float) -> None:
+        """Learns from a step for which nobody was asked."""
+        self._asking.step_over()
+        if not load.num_sequences:
+            return
+        self.guard.note(seconds, lost=0.0)
+        if load.rows == load.num_sequences:
+            self._since_plain = 0
+            self._speedup += _RATE * (1.0 - self._speedup)
+            self.costs.observe(load.rows, load.keys, load.keys, seconds)
+
     def release(self, request_id: str) -> None:
         """The request is over or preempted."""
         self._asking.release(request_id)
         self.acceptance.release(request_id)
-
-    def _learn_plain(self) -> None:
-        """From steps for which nobody was asked, together: one by one it takes longer."""
-        for load, seconds in self._plain:
-            self.guard.note(seconds, lost=0.0)
-            if load.rows == load.num_sequences:
-                self._speedup += _RATE * (1.0 - self._speedup)
-                self.costs.observe(load.rows, load.keys, load.keys, seconds)
-        self._plain.clear()
 
     def _credit(self, request_id: str, draft: Draft | None, node: int, gain: float) -> bool:
         """Credits a node to the slow drafter that proposed it first, if one did."""
@@ -280,13 +279,15 @@ class CostPolicy:
         step = self._step
         slow = sum(ask.seconds for asks in step.asks.values() for ask in asks.values())
         seconds = _AFTERMATH * max(0.0, step.drafting_seconds - slow) / len(views)
+        brought = 0.0
         for view, gain in zip(views, gains, strict=True):
             for ask in step.asks.get(view.request_id, {}).values():
                 for lengths in ask.lengths:
                     lengths.note(ask.gains)
                 gain += max(0.0, sum(ask.gains) - ask.seconds)  # what does not pay is asked less, not the others
-            for worth in (self._asking.worth(view.request_id), self._asking.common):
-                worth.note(gain, seconds)
+            self._asking.worth(view.request_id).note(gain, seconds)
+            brought += gain
+        self._asking.asked(brought / len(views), seconds)
 
     def _stopwatch(self, drafter: Drafter | None) -> Stopwatch:
         """Of one of several drafters; None = what is left of the time when theirs is taken off."""

@@ -42,6 +42,7 @@ class DraftModelDrafter(Drafter):
     """
 
     name = "draft_model"
+    catches_up = True
 
     def __init__(
         self,

@@ -40,6 +40,7 @@ class HybridDrafter(Drafter):
         self.note = "; ".join(drafter.note for drafter in drafters if drafter.note)
         self.hidden_layers = tuple(dict.fromkeys(layer for drafter in drafters for layer in drafter.hidden_layers))
         self.num_successors = max(drafter.num_successors for drafter in drafters)
+        self.catches_up = all(drafter.catches_up for drafter in drafters)
         self._drafters = list(drafters)
         self._records = [TrackRecord() for _ in drafters] if selects else []
         self._controller: Controller | None = None
@@ -73,11 +74,12 @@ class HybridDrafter(Drafter):
             drafter.observe(step if drafter.num_successors == self.num_successors else _cut(step, drafter))
 
     def release(self, request_id: str) -> None:
-        for drafter in self._drafters:
-            drafter.release(request_id)
+        with ExitStack() as stack:  # one that fails keeps no other from it
+            for drafter in self._drafters:
+                stack.callback(drafter.release, request_id)
 
     def close(self) -> None:
-        with ExitStack() as stack:  # one that fails keeps no other from closing
+        with ExitStack() as stack:
             for drafter in self._drafters:
                 stack.callback(drafter.close)
 

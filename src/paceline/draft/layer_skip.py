@@ -45,6 +45,7 @@ class LayerSkipDrafter(Drafter):
 
     name = "layer_skip"
     serial = True
+    catches_up = True
 
     def __init__(
         self,

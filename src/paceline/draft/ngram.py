@@ -18,6 +18,7 @@ class NgramDrafter(Drafter):
     """
 
     name = "ngram"
+    catches_up = True
 
     def __init__(self, *, max_ngram: int = 4, min_ngram: int = 2) -> None:
         self._max_ngram = max_ngram

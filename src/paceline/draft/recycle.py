@@ -15,17 +15,14 @@ from paceline.types import Draft, Observation, RequestView, Verdict
 
 LEAST_REACH = 0.15  # less likely nodes cost more than they bring, where a pass over 8 rows takes half more
 LEAST_OFFERED = 0.08  # the same where a controller knows what rows cost
-_MOST_PENDING = 16  # steps that wait to be learned from
 _NOTHING = np.zeros(0, dtype=np.int32)
-
-# Views, drafts, verdicts and successors of a step.
-_Told = tuple[Sequence[RequestView], Sequence[Draft | None], Sequence[Verdict | None], Sequence[np.ndarray | None]]
 
 
 class RecycleDrafter(Drafter):
     """Proposes the likeliest paths through a table of the target's latest successors of each token and pair of tokens.
 
-    The table is filled from every row that the target samples, also after nodes that were rejected, and from prompts.
+    The table is filled from every row that the target samples, also after nodes that were rejected, from prompts, and
+    from what was written in steps of which it was not told.
     All requests share it, and it stays when they are over; those without speculation leave nothing there, or a plain
     run would tell the answers to the run that it is compared with. How often a successor is right is counted by its
     rank and the kind of its row; these rates rank the paths and are the confidence of the nodes.
@@ -39,6 +36,7 @@ class RecycleDrafter(Drafter):
 
     name = "recycle"
     remembers = True
+    catches_up = True
     num_successors = 8
 
     def __init__(
@@ -63,45 +61,41 @@ class RecycleDrafter(Drafter):
                 )
             if self._path.exists():
                 self._table.load(self._path, fingerprint=fingerprint)
-        self._read: set[str] = set()  # requests whose prompts are in the table
-        self._pending: list[_Told] = []  # since anybody asked: quicker learned from together
+        self._known: dict[str, int] = {}  # how much of each request's text is in the table
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
-        self._learn()
+        for view in views:
+            self._read(view)
         return [self._grow(*_last_two(v.token_ids), budget) for v, budget in zip(views, budgets, strict=True)]
 
     def observe(self, step: Observation) -> None:
-        self._pending.append((step.views, step.drafts, step.verdicts, step.successors))  # not what else it holds
-        if len(self._pending) == _MOST_PENDING:
-            self._learn()
+        for i, view in enumerate(step.views):
+            if view.params.speculates:
+                self._read(view)
+                self._known[view.request_id] += len(step.emitted(i))
+        seen = map(_seen, step.views, step.drafts, step.verdicts, step.successors)
+        self._table.rows.learn([found for found in seen if found is not None])
 
     def release(self, request_id: str) -> None:
-        try:
-            self._learn()
-        finally:
-            self._read.discard(request_id)
+        self._known.pop(request_id, None)
 
     def close(self) -> None:
         """Saves the table to its file, whole or not at all. Raises ConfigError if that cannot be written."""
-        self._learn()
         if self._path is not None:
             self._table.save(self._path, fingerprint=self._fingerprint)
+
+    def _read(self, view: RequestView) -> None:
+        """What was written since the request's last step that was observed; at first its prompt."""
+        known = self._known.get(view.request_id, 0)
+        if known < len(view.token_ids):
+            self._table.read_text(view.token_ids[max(0, known - 2) :])
+            self._known[view.request_id] = len(view.token_ids)
 
     def _grow(self, before: int, root: int, budget: int) -> Draft | None:
         tokens, parents, confidence = self._table.rows.grow(
             before, root, budget, least_reach=self._least_reach, chain=self._chain
         )
         return Draft(tokens, parents, confidence=confidence, source=self.name) if len(tokens) else None
-
-    def _learn(self) -> None:
-        pending, self._pending = self._pending, []
-        for views, drafts, verdicts, successors in pending:
-            for view in views:
-                if view.request_id not in self._read and view.params.speculates:
-                    self._read.add(view.request_id)
-                    self._table.read_text(view.token_ids)
-            seen = map(_seen, views, drafts, verdicts, successors)
-            self._table.rows.learn([found for found in seen if found is not None])
 
 
 def _last_two(token_ids: np.ndarray) -> tuple[int, int]:

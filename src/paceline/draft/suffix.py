@@ -57,6 +57,7 @@ class SuffixDrafter(Drafter):
         self.store = SuffixStore(max_tokens=store_tokens, max_length=MAX_LENGTH) if store_tokens else None
         self._texts: dict[str, _Text] = {}
         self.remembers = self.store is not None
+        self.catches_up = self.store is None  # which wants the last tokens, too
 
     def propose(self, views: Sequence[RequestView], budgets: Sequence[int]) -> list[Draft | None]:
         return [self._draft(self._follow(view), budget) for view, budget in zip(views, budgets, strict=True)]

@@ -19,6 +19,7 @@ class DrafterWrapper(Drafter):
         self.num_successors = drafter.num_successors
         self.serial = drafter.serial
         self.remembers = drafter.remembers
+        self.catches_up = drafter.catches_up
 
     @property
     def members(self) -> tuple[str, ...]:

@@ -26,25 +26,41 @@ class Drafting:
 
     def __init__(self, drafter: Drafter, controller: Controller, *, vocab_size: int, chains_only: bool) -> None:
         self.drafter = drafter
-        self.control(controller)
+        self.controller = controller
         self.skip_errors = False
         self.num_errors = 0
+        self.tells = True  # whether the drafter is to be told of the last step
         self._vocab_size = vocab_size
         self._chains_only = chains_only
         self._self_test = SelfTest(drafter.name)
+        self._load = Load(0, 0)  # of the last step
+        self._asked = False  # whether anybody was asked in it
+        self._rest = 0  # steps to come in which nobody is
+        self._passed: list[tuple[Load, float]] = []  # steps in which nobody was, and their passes' seconds
+        drafter.consult(controller)
 
     def control(self, controller: Controller) -> None:
         """From now on this controller decides."""
+        self._rest = 0
+        self._tell_of_passed()
         self.controller = controller
         self.drafter.consult(controller)
 
     def propose(self, plan: list[ScheduledSequence], cache: CacheManager) -> list[Draft | None]:
         """One draft or None for each part. Raises DraftMismatchError, naming the drafter, for what is no draft."""
         drafts: list[Draft | None] = [None] * len(plan)
+        load = self._load = _load(plan)
+        self._asked, self.tells = False, not self.drafter.catches_up
+        if self._rest:
+            self._rest -= 1
+            for part in plan:
+                if part.draft_limit > 0:
+                    part.sequence.lengths_fixed = False
+            return drafts
+        self._tell_of_passed()
         indices = [i for i, part in enumerate(plan) if part.draft_limit > 0]
         views = [plan[i].view(cache) for i in indices]
         limits = [plan[i].draft_limit for i in indices]
-        load = _load(plan)
         asked: list[tuple[int, RequestView, int]] = []  # part, view, budget
         planned = self.controller.plan(views, limits, load)
         for i, view, limit, budget in zip(indices, views, limits, planned, strict=True):
@@ -53,7 +69,9 @@ class Drafting:
             if not self.controller.fixed or self.drafter.remembers:
                 plan[i].sequence.lengths_fixed = False
         if not asked:
+            self._rest = 0 if self.tells else self.controller.rest
             return drafts
+        self._asked = self.tells = True
         views = [view for _, view, _ in asked]
         start = time.perf_counter()
         proposals = self._ask(views, [budget for _, _, budget in asked])
@@ -70,9 +88,12 @@ class Drafting:
         return drafts
 
     def observe(self, step: Observation) -> None:
-        """Tells controller and drafter of a step."""
+        """Tells the drafter of a step, and the controller."""
         self._self_test.note(step.drafts, step.verdicts)
-        self.controller.observe(step)
+        if self._asked:
+            self.controller.observe(step)
+        else:
+            self.passed(step.seconds)
         try:
             self.drafter.observe(step)
         except Exception as error:
@@ -80,10 +101,20 @@ class Drafting:
                 raise
             self._skip(error, step.views)
 
+    def passed(self, seconds: float) -> None:
+        """Notes a step in which nobody was asked: its pass took so long."""
+        self._passed.append((self._load, seconds))
+
     def release(self, sequence_id: str) -> None:
         """The sequence is over or preempted."""
+        self._tell_of_passed()
         self.controller.release(sequence_id)
         self._forget(sequence_id)
+
+    def _tell_of_passed(self) -> None:
+        for load, seconds in self._passed:
+            self.controller.passed(load, seconds)
+        self._passed.clear()
 
     def _ask(self, views: list[RequestView], budgets: list[int]) -> list[Draft | None]:
         name, vocab_size, chains_only = self.drafter.name, self._vocab_size, self._chains_only

@@ -287,14 +287,14 @@ class Engine:
         return [part.constrain(draft) for part, draft in zip(plan, drafts, strict=True)]
 
     def _forward(self, plan: list[ScheduledSequence], drafts: list[Draft | None]) -> Pass:
-        drafter = self.drafter
+        told = self.drafter if self.drafting is not None and self.drafting.tells else None
         batch, sampling, rows = pack(
             plan,
             drafts,
             self.cache,
             want_laws=self.verifier.needs_laws,
-            hidden_layers=drafter.hidden_layers if drafter is not None else (),
-            num_successors=drafter.num_successors if drafter is not None else 0,
+            hidden_layers=told.hidden_layers if told is not None else (),
+            num_successors=told.num_successors if told is not None else 0,
         )
         start = time.perf_counter()
         output = self._compute(batch, sampling)
@@ -336,7 +336,9 @@ class Engine:
         passed: Pass,
     ) -> list[Delta]:
         """Tokens appended up to their stop, accepted K/V moved into place, metrics counted."""
-        if self.drafting is not None:
+        if self.drafting is not None and not self.drafting.tells:
+            self.drafting.passed(passed.seconds)
+        elif self.drafting is not None:
             self.drafting.observe(
                 Observation(
                     views=tuple(part.view(self.cache) for part in plan),
