@@ -13,6 +13,7 @@ from paceline.types import Draft
 
 class LastFollower(Drafter):
     name = "last_follower"
+    catches_up = True  # it reads what it has not seen when it is asked
 
     def __init__(self, *, max_length=8):
         self._max_length = max_length

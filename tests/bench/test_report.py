@@ -90,6 +90,16 @@ def test_bounds_are_students():
     assert summarize(measurement(repeats=2))["speedup_bound"] is None
 
 
+def test_a_bound_is_never_above_its_speedup():
+    samples = [
+        sample(CHAT, mode, tokens=5, prefill=1, decode=seconds, seconds=seconds)
+        for mode, runs in (("plain", (4.0, 4.0, 4.0)), ("speculative", (2.0, 4.0, 4.0)))
+        for seconds in runs
+    ]
+    walls = {"plain": (4.0,) * 9, "speculative": (4.0,) * 5 + (3.9, 3.9, 3.9, 3.9)}
+    assert summarize(Measurement(tuple(samples), walls))["speedup_bound"] == 1.0
+
+
 def test_bounds_are_of_rates_where_texts_differ():
     report = summarize(measurement(repeats=3, code_tokens=13))
     logs = np.log(np.arange(1, 4))

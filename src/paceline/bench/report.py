@@ -43,10 +43,13 @@ def summarize(measurement: Measurement) -> dict[str, Any]:
     return report | {
         **ratios,
         "speedup_range": (min(speedups), max(speedups)) if len(speedups) > 1 else None,  # one tells nothing of others
-        "speedup_bound": _bound(speedups),
-        "decode_speedup_bound": _bound(_decode_speedups(measurement.samples)),
+        "speedup_bound": _bound(ratios["speedup"], speedups),
+        "decode_speedup_bound": _bound(ratios["decode_speedup"], _decode_speedups(measurement.samples)),
         "by_category": {
-            category: {**own, "decode_speedup_bound": _bound(_decode_speedups(by_category[category]))}
+            category: {
+                **own,
+                "decode_speedup_bound": _bound(own["decode_speedup"], _decode_speedups(by_category[category])),
+            }
             for category, own in found.items()
         },
         "acceptance_length": metrics.acceptance_length,
@@ -110,14 +113,14 @@ def _decode_speedups(samples: Sequence[Sample]) -> list[float]:
     return _speedups(rates)
 
 
-def _bound(speedups: Sequence[float]) -> float | None:
-    """What the speed-up exceeds with 95% confidence: Student's bound for the mean of the repeats, in logarithms. None
-    with fewer than three."""
-    count = len(speedups)
-    if count < _LEAST_REPEATS:
+def _bound(speedup: float | None, repeats: Sequence[float]) -> float | None:
+    """What a speed-up exceeds with 95% confidence: Student's bound for the mean of its repeats, in logarithms, but no
+    more than the speed-up itself, which is of medians. None with fewer than three repeats."""
+    count = len(repeats)
+    if speedup is None or count < _LEAST_REPEATS:
         return None
-    logs = [math.log(speedup) for speedup in speedups]
-    return math.exp(fmean(logs) - _student(count - 1) * stdev(logs) / math.sqrt(count))
+    logs = [math.log(repeat) for repeat in repeats]
+    return min(speedup, math.exp(fmean(logs) - _student(count - 1) * stdev(logs) / math.sqrt(count)))
 
 
 def _student(freedom: int) -> float:
