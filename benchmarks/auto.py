@@ -92,7 +92,8 @@ def main() -> None:
         random.write_text("".join(json.dumps(line) + "\n" for line in random_prompts(model)), encoding="utf-8")
         for case in arguments.only or CASES:
             report = run(case, arguments, prompts=str(random if case == RANDOM else HERE / "prompts.jsonl"))
-            conditions = {"model": report["model"], "environment": report["environment"]}
+            model_card, _, _ = report["model"].partition(";")  # the rest depends on the case
+            conditions = {"model": model_card, "environment": report["environment"]}
             if any(results.get(name) != value for name, value in conditions.items()):
                 results = {**conditions, "cases": {}}  # a table of one machine
             results["cases"][case] = figures(report)

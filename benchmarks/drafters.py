@@ -101,12 +101,12 @@ def main() -> None:
         for method in arguments.methods:
             report = run(method, arguments)
             report["settings"].pop("speculation")
-            conditions = {name: report[name] for name in ("model", "settings", "environment")}
+            conditions = {name: report[name] for name in ("settings", "environment")}
             if results and any(results[name] != value for name, value in conditions.items()):
                 raise SystemExit(
                     f"{name} was measured under other conditions: leave out --add, or give another --name."
                 )
-            results |= conditions
+            results |= {"model": report["model"], **conditions}
             results.setdefault("runs", {}).setdefault(method, []).append(figures(report))
             keep(results, name)
     renew("docs/drafters.md", render(results), name=name)
