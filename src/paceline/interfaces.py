@@ -183,8 +183,8 @@ class Controller(Protocol):
 
     @property
     def rest(self) -> int:
-        """Steps after one that was planned without drafts for which the plan would be the same, whoever comes: it need
-        not be made."""
+        """Steps after one that was planned without drafts for which the plan would be the same, so long as no request
+        comes or goes: it need not be made."""
         ...
 
     def budgets(

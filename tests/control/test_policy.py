@@ -189,6 +189,26 @@ def test_a_try_that_the_guard_allows_in_part_is_one():
     assert 1 <= len(tries) <= 40
 
 
+def test_a_new_request_with_a_prediction_is_tried_at_once_and_others_soon():
+    controller = policy()
+    World(steep, lambda step: 0, draft_seconds=lambda step: 2e-3).run(controller, steps=2000)
+    assert controller._asking.waits > 1
+    assert controller.plan([view("r0")], [8], LOAD) == [0]
+    assert controller.rest > 0
+    predicted = replace(view("new"), params=SamplingParams(prediction=(1, 2, 3)))
+    assert controller.plan([view("r0"), predicted], [8, 8], LOAD) == [8, 8]
+    assert controller._asking.waits == 1
+    assert controller.plan([view("r0"), predicted], [8, 8], LOAD) == [0, 0]
+
+
+def test_who_pays_does_not_rest_but_waits_for_the_guard():
+    controller = policy()
+    controller._asking.common = Worth(tries=99, gain=1.0, seconds=1e-3)
+    controller.guard.allowance = -1.0
+    assert controller.plan([view("r0")], [8], LOAD) == [0]
+    assert controller.rest == 0
+
+
 def test_it_comes_back_when_a_drafter_becomes_good():
     world = World(steep, lambda step: 0 if step < 500 else 8)
     controller = policy()

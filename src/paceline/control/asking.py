@@ -115,8 +115,13 @@ class Asking:
             return min(limit, _FREE_LENGTH)
         return best
 
+    def knows(self, request_id: str) -> bool:
+        return request_id in self._requests
+
     def worth(self, request_id: str) -> Worth:
+        """Of a request that it does not know yet what is known of all; tries of others say little of it."""
         if request_id not in self._requests:
+            self._in_vain = 0
             common = self.common
             self._requests[request_id] = Worth(min(common.tries, _BORROWED_TRIES), common.gain, common.seconds)
         return self._requests[request_id]

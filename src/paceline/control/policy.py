@@ -121,11 +121,14 @@ class CostPolicy:
             return [0] * len(views)
         asking = self._asking
         tries_every = asking.waits * self._tries_every(asking.common.seconds / _AFTERMATH, load)
-        trying = asking.is_time_to_try(tries_every)
-        planned = []
+        trying = asking.is_time_to_try(tries_every) or any(
+            view.params.prediction and not asking.knows(view.request_id) for view in views
+        )
+        planned, pays = [], False
         allowance = self.guard.allowance
         for view, limit in zip(views, limits, strict=True):
             own = asking.worth(view.request_id)
+            pays = pays or own.pays
             asked = (trying or own.pays) and own.seconds <= allowance
             allowance -= own.seconds if asked else 0.0
             planned.append(limit if asked else 0)
@@ -133,7 +136,7 @@ class CostPolicy:
             asking.tried()
         if any(planned):
             self.least_reach = 0.0 if trying else self._least_reach(load)
-        elif not trying:
+        elif not (trying or pays):  # who pays waits for the guard
             self.rest = asking.rest(tries_every)
         return planned
 

@@ -35,7 +35,8 @@ class Drafting:
         self._self_test = SelfTest(drafter.name)
         self._load = Load(0, 0)  # of the last step
         self._asked = False  # whether anybody was asked in it
-        self._rest = 0  # steps to come in which nobody is
+        self._rest = 0  # steps to come in which nobody is,
+        self._resting: frozenset[str] = frozenset()  # of these sequences
         self._passed: list[tuple[Load, float]] = []  # steps in which nobody was, and their passes' seconds
         drafter.consult(controller)
 
@@ -51,14 +52,11 @@ class Drafting:
         drafts: list[Draft | None] = [None] * len(plan)
         load = self._load = _load(plan)
         self._asked, self.tells = False, not self.drafter.catches_up
-        if self._rest:
+        indices = [i for i, part in enumerate(plan) if part.draft_limit > 0]
+        if self._rest and all(plan[i].sequence.id in self._resting for i in indices):
             self._rest -= 1
-            for part in plan:
-                if part.draft_limit > 0:
-                    part.sequence.lengths_fixed = False
             return drafts
         self._tell_of_passed()
-        indices = [i for i, part in enumerate(plan) if part.draft_limit > 0]
         views = [plan[i].view(cache) for i in indices]
         limits = [plan[i].draft_limit for i in indices]
         asked: list[tuple[int, RequestView, int]] = []  # part, view, budget
@@ -70,6 +68,7 @@ class Drafting:
                 plan[i].sequence.lengths_fixed = False
         if not asked:
             self._rest = 0 if self.tells else self.controller.rest
+            self._resting = frozenset(plan[i].sequence.id for i in indices)
             return drafts
         self._asked = self.tells = True
         views = [view for _, view, _ in asked]
@@ -107,6 +106,7 @@ class Drafting:
 
     def release(self, sequence_id: str) -> None:
         """The sequence is over or preempted."""
+        self._rest = 0
         self._tell_of_passed()
         self.controller.release(sequence_id)
         self._forget(sequence_id)

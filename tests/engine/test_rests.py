@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
 from paceline.control.policy import FixedLength
 from paceline.interfaces import Drafter
@@ -54,7 +54,7 @@ class Controller(FixedLength):
         self.told.append("drafted")
 
     def passed(self, load, seconds):
-        assert load.num_sequences == 1
+        assert load.num_sequences >= 1
         assert seconds > 0
         self.told.append("passed")
 
@@ -85,15 +85,28 @@ def test_who_does_not_catch_up_is_told_of_every_step_and_knows_no_rest():
     assert controller.told.count("passed") == STEPS - 1
 
 
-@pytest.mark.parametrize("speculation", [True, False])
-def test_what_is_drafted_for_a_request_in_a_rest_does_not_follow_from_settings_alone(speculation):
-    engine = make_engine(drafter=Told(catches_up=True), rule="rejection")
+def test_who_comes_or_goes_ends_the_rest():
+    controller = Controller(rests={1: 99, 2: 99, 3: 99})
+    engine = make_engine(drafter=Told(catches_up=True))
     assert engine.drafting is not None
-    engine.drafting.control(Controller(rests={0: 99}))
-    for _ in range(2):  # the second one comes in the rest of the first
-        engine.add_request(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True, seed=1, speculation=speculation))
-        outputs = [delta.output for _ in range(4) for delta in engine.step()]
-    assert outputs[0].reproducible is not speculation
+    engine.drafting.control(controller)
+    params = SamplingParams(max_tokens=STEPS, ignore_eos=True)
+
+    def steps(count: int) -> int:
+        """Plans made in them."""
+        before = controller.num_plans
+        for _ in range(count):
+            engine.step()
+        return controller.num_plans - before
+
+    engine.add_request(PROMPT, params)
+    assert steps(5) == 2, "for its prompt, where nothing can be drafted, and for its first step"
+    engine.add_request(PROMPT, replace(params, speculation=False))
+    assert steps(5) == 0, "it would not be asked"
+    second = engine.add_request(PROMPT, params)
+    assert steps(5) == 1
+    engine.abort(second)
+    assert steps(1) == 1
 
 
 def test_another_controller_ends_the_rest():
