@@ -123,7 +123,7 @@ class Drafter(Protocol):
     num_successors: int = 0  # best next tokens of each sampled row that `observe` wants
     serial: bool = False  # each node of a chain takes about as long as the one before it, as passes of a model do
     remembers: bool = False  # what it drafts for a request depends on others before it
-    catches_up: bool = False  # the views that it is asked with tell it enough: steps without drafts may go unseen
+    catches_up: bool = False  # the views that it is asked with tell it enough: other steps may go unseen
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -212,7 +212,7 @@ class Controller(Protocol):
         ...
 
     def passed(self, load: Load, seconds: float) -> None:
-        """Told of each step in which nobody was, before the next plan: the pass took so long."""
+        """Told of each step in which nobody was and nothing was drafted, before the next plan. seconds: of the pass."""
         ...
 
     def release(self, request_id: str) -> None:

@@ -195,10 +195,14 @@ def test_a_new_request_with_a_prediction_is_tried_at_once_and_others_soon():
     assert controller._asking.waits > 1
     assert controller.plan([view("r0")], [8], LOAD) == [0]
     assert controller.rest > 0
-    predicted = replace(view("new"), params=SamplingParams(prediction=(1, 2, 3)))
-    assert controller.plan([view("r0"), predicted], [8, 8], LOAD) == [8, 8]
+    both = [view("r0"), replace(view("new"), params=SamplingParams(prediction=(1, 2, 3)))]
+    controller.guard.allowance, allowance = -1.0, controller.guard.allowance
+    assert controller.plan(both, [8, 8], LOAD) == [0, 0]
+    controller.guard.allowance = allowance
+    assert controller.plan(both, [8, 8], LOAD) == [8, 8]
     assert controller._asking.waits == 1
-    assert controller.plan([view("r0"), predicted], [8, 8], LOAD) == [0, 0]
+    controller.select(both, [None, None], LOAD, seconds=1e-3)
+    assert controller.plan(both, [8, 8], LOAD) == [0, 0]
 
 
 def test_who_pays_does_not_rest_but_waits_for_the_guard():

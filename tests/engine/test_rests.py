@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.control.policy import FixedLength
+from paceline.engine.drafting import Drafting
 from paceline.interfaces import Drafter
 from paceline.params import SamplingParams
+from paceline.types import Draft
 from toy_engine import PROMPT, make_engine
 
 STEPS = 30  # the prompt's, and one for each further token
@@ -107,6 +109,32 @@ def test_who_comes_or_goes_ends_the_rest():
     assert steps(5) == 1
     engine.abort(second)
     assert steps(1) == 1
+
+
+def test_a_rest_that_was_broken_is_over():
+    controller = Controller(2, rests={1: 99})
+    drafter = Told(catches_up=True)
+    engine = make_engine(drafter=drafter)
+    assert engine.drafting is not None
+    engine.drafting.control(controller)
+    engine.add_request(PROMPT, SamplingParams(max_tokens=STEPS, ignore_eos=True))
+    for _ in range(5):
+        engine.step()
+    assert controller.num_plans == 2
+    engine.add_request(PROMPT, SamplingParams(max_tokens=3, ignore_eos=True))
+    engine.step()  # computes its prompt
+    engine.step()
+    assert controller.told[-2:] == ["plan", "drafted"]
+    engine.step()  # its last one, in which the other alone may be drafted for
+    assert controller.num_plans == 4
+
+
+def test_a_pass_with_what_a_grammar_drafted_is_no_plain_one():
+    controller = Controller(rests={})
+    drafting = Drafting(Told(catches_up=True), controller, vocab_size=9, chains_only=False)
+    drafting.passed([Draft.chain([1, 2], source="grammar"), None], 1.0)
+    drafting.control(Controller(rests={}))
+    assert controller.told == []
 
 
 def test_another_controller_ends_the_rest():

@@ -78,7 +78,7 @@ class Asking:
         self._requests: dict[str, Worth] = {}
         self._common_lengths: dict[tuple[str, int], Lengths] = {}
         self._lengths: dict[str, dict[tuple[str, int], Lengths]] = {}
-        self._met: dict[str, set[str]] = {}  # drafters that have drafted for a request
+        self._met: dict[str, set[str]] = {}  # drafters that have drafted for a request; "": any
 
     @property
     def waits(self) -> int:
@@ -115,8 +115,8 @@ class Asking:
             return min(limit, _FREE_LENGTH)
         return best
 
-    def knows(self, request_id: str) -> bool:
-        return request_id in self._requests
+    def has_asked(self, request_id: str) -> bool:
+        return request_id in self._met
 
     def worth(self, request_id: str) -> Worth:
         """Of a request that it does not know yet what is known of all; tries of others say little of it."""

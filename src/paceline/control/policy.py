@@ -122,7 +122,7 @@ class CostPolicy:
         asking = self._asking
         tries_every = asking.waits * self._tries_every(asking.common.seconds / _AFTERMATH, load)
         trying = asking.is_time_to_try(tries_every) or any(
-            view.params.prediction and not asking.knows(view.request_id) for view in views
+            view.params.prediction and not asking.has_asked(view.request_id) for view in views
         )
         planned, pays = [], False
         allowance = self.guard.allowance
@@ -284,6 +284,7 @@ class CostPolicy:
         seconds = _AFTERMATH * max(0.0, step.drafting_seconds - slow) / len(views)
         brought = 0.0
         for view, gain in zip(views, gains, strict=True):
+            self._asking.meet(view.request_id, "")
             for ask in step.asks.get(view.request_id, {}).values():
                 for lengths in ask.lengths:
                     lengths.note(ask.gains)

@@ -29,12 +29,12 @@ class Drafting:
         self.controller = controller
         self.skip_errors = False
         self.num_errors = 0
-        self.tells = True  # whether the drafter is to be told of the last step
+        self.tells = True  # whether the drafter is to be told of this step
         self._vocab_size = vocab_size
         self._chains_only = chains_only
         self._self_test = SelfTest(drafter.name)
-        self._load = Load(0, 0)  # of the last step
-        self._asked = False  # whether anybody was asked in it
+        self._load = Load(0, 0)  # of this step
+        self._asked = False  # whether anybody is asked in it
         self._rest = 0  # steps to come in which nobody is,
         self._resting: frozenset[str] = frozenset()  # of these sequences
         self._passed: list[tuple[Load, float]] = []  # steps in which nobody was, and their passes' seconds
@@ -56,6 +56,7 @@ class Drafting:
         if self._rest and all(plan[i].sequence.id in self._resting for i in indices):
             self._rest -= 1
             return drafts
+        self._rest = 0
         self._tell_of_passed()
         views = [plan[i].view(cache) for i in indices]
         limits = [plan[i].draft_limit for i in indices]
@@ -67,7 +68,8 @@ class Drafting:
             if not self.controller.fixed or self.drafter.remembers:
                 plan[i].sequence.lengths_fixed = False
         if not asked:
-            self._rest = 0 if self.tells else self.controller.rest
+            if not self.tells:
+                self._rest = self.controller.rest
             self._resting = frozenset(plan[i].sequence.id for i in indices)
             return drafts
         self._asked = self.tells = True
@@ -92,7 +94,7 @@ class Drafting:
         if self._asked:
             self.controller.observe(step)
         else:
-            self.passed(step.seconds)
+            self.passed(step.drafts, step.seconds)
         try:
             self.drafter.observe(step)
         except Exception as error:
@@ -100,9 +102,11 @@ class Drafting:
                 raise
             self._skip(error, step.views)
 
-    def passed(self, seconds: float) -> None:
-        """Notes a step in which nobody was asked: its pass took so long."""
-        self._passed.append((self._load, seconds))
+    def passed(self, drafts: Sequence[Draft | None], seconds: float) -> None:
+        """Notes a step in which nobody was asked: its pass took so long. Not one that verified what a grammar drafted,
+        which is not plain."""
+        if not any(drafts):
+            self._passed.append((self._load, seconds))
 
     def release(self, sequence_id: str) -> None:
         """The sequence is over or preempted."""

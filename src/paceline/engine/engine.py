@@ -337,7 +337,7 @@ class Engine:
     ) -> list[Delta]:
         """Tokens appended up to their stop, accepted K/V moved into place, metrics counted."""
         if self.drafting is not None and not self.drafting.tells:
-            self.drafting.passed(passed.seconds)
+            self.drafting.passed(drafts, passed.seconds)
         elif self.drafting is not None:
             self.drafting.observe(
                 Observation(
