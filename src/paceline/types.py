@@ -242,6 +242,11 @@ class Load:
     rows: int
     keys: int = 0  # of those sequences, one by one, the tokens before this pass, whose K/V it reads
 
+    @property
+    def only_decodes(self) -> bool:
+        """Each row is the next one of a sequence: no prompt's tokens are in the pass."""
+        return 0 < self.num_sequences == self.rows
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:

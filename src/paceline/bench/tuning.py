@@ -189,7 +189,7 @@ class Forecast(Controller):
     def observe(self, step: Observation) -> None:
         self._controller.observe(step)
         load = self._load
-        if not load.num_sequences or load.rows != load.num_sequences:
+        if not load.only_decodes:
             self.prompt_seconds += step.seconds
             return
         nodes, keys = step.nodes_and_keys
@@ -201,7 +201,7 @@ class Forecast(Controller):
 
     def passed(self, load: Load, seconds: float) -> None:
         self._controller.passed(load, seconds)
-        if not load.num_sequences or load.rows != load.num_sequences:
+        if not load.only_decodes:
             self.prompt_seconds += seconds
             return
         plain = self._costs.seconds(load.rows, load.keys, load.keys)

@@ -240,7 +240,7 @@ class CostPolicy:
         extra = self.costs.seconds(rows, keys, load.keys) - plain if num_nodes else 0.0
         saved = num_accepted / load.num_sequences * self._plain_seconds(load) if num_accepted else 0.0
         self.guard.note(step.seconds + drafting_seconds, lost=extra + drafting_seconds - saved)
-        if load.rows != load.num_sequences:
+        if not load.only_decodes:
             return  # a prompt's tokens are in it, whose price is another
         gained = (plain + saved) / (plain + extra + drafting_seconds)
         self._speedup += _RATE * (min(gained, 8.0) - self._speedup)
@@ -253,7 +253,7 @@ class CostPolicy:
         if not load.num_sequences:
             return
         self.guard.note(seconds, lost=0.0)
-        if load.rows == load.num_sequences:
+        if load.only_decodes:
             self._since_plain = 0
             self._speedup += _RATE * (1.0 - self._speedup)
             self.costs.observe(load.rows, load.keys, load.keys, seconds)
